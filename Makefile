@@ -1,0 +1,33 @@
+# The two commands of the README are `make run` and `make test`; both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE ?= 1
+
+.PHONY: setup run test lint types fix clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make setup: python=%d.%d is too old; 3.11 or newer; PYTHON=python3.12 make setup" % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+run: setup
+	$(BIN)/attnbench run quick
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+fix: setup
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,162 @@
+"""The seam: what a backend is and what it hands over.
+
+A backend is one file in this folder (or another package's entry point in the group
+``attnbench.backends``, or a file given with ``--backends ./mine.py``) with a subclass of `Backend`
+that has a name.  Importing the file must not import torch or the library: `session` does that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.errors import Unavailable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a backend may want to know before it accepts a case."""
+
+    device: str
+    "cpu or cuda"
+    capability: tuple[int, int] | None = None
+    "(9, 0) on an H200; None on a CPU"
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How large the largest absolute error of an output may be.
+
+    ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step
+    of that precision at the output's largest value; or ``relative`` × the output's root mean
+    square, if that is larger (for kernels that compute in a lower precision by design).
+    """
+
+    factor: float = 2.0
+    relative: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One point of a backend's configuration space."""
+
+    short: str
+    "no comma, bracket or blank; written backend[short]"
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """What a session hands over: closures over tensors that are ready.  Nothing in them may synchronise."""
+
+    forward: Callable[[], Any]
+    outputs: Callable[[], Mapping[str, Tensor]]
+    "results of the last call in the workload's own layout: out, and dq, dk, dv after backward; untimed"
+    reload: Callable[[Any], None]
+    "take new input values of the same shapes (fresh data catches cached answers); untimed"
+    backward: Callable[[], Any] | None = None
+    "uses the last forward; accumulates no gradients"
+    reset: Callable[[], None] | None = None
+    "untimed, before a sample, for what keeps state"
+    reported_ms: Callable[[], float] | None = None
+    "the kernel's own figure for the last call (timer `reported`); may synchronise"
+    phases: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    "quantise, plan, predict, kernel …: parts that are also timed apart"
+    executed_flops: int | None = None
+    capturable: bool = True
+    "may be recorded in a CUDA graph"
+
+    def call(self, mode: str) -> Callable[[], Any]:
+        """The closure that a sample of this mode times."""
+        if mode == "fwd":
+            return self.forward
+        backward = self.backward
+        if backward is None:
+            raise Unavailable(f"launch: mode={mode} has no backward; fwd")
+        if mode == "bwd":
+            return backward
+
+        def both() -> None:
+            self.forward()
+            backward()
+
+        return both
+
+
+class Backend(ABC):
+    """One implementation of one workload.  Most adapters are a name, a probe and a session."""
+
+    name: ClassVar[str]
+    workload: ClassVar[str]
+    variant: ClassVar[str]
+    "which function it computes: names the oracle"
+    title: ClassVar[str] = ""
+    install: ClassVar[str]
+    "the line that installs it, or 'part of torch'"
+    module: ClassVar[str | None] = None
+    "the very module the session imports, asked for with find_spec"
+    distribution: ClassVar[str] = "torch"
+    "the package whose version the record carries"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    compiles: ClassVar[bool] = False
+    "the first call compiles for seconds"
+    tested: ClassVar[str | None] = None
+    "card and versions it ran on; None is listed as untested"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config
+
+    def probe(self) -> None:
+        """Ask for the library without importing it.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if self.module and not module_exists(self.module):
+            raise Unavailable(f"{self.name}: module={self.module} is not installed; {self.install}")
+
+    def check(self, case: Any, machine: Machine) -> None:  # noqa: B027 (accepting everything is a fair default)
+        """Refuse a case this implementation cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+
+    def budget(self, case: Any) -> Budget:
+        """How far this implementation may be from the oracle."""
+        return Budget()
+
+    def configs(self, case: Any) -> Iterable[Config]:
+        """Configurations `tune` and `list configs` may try."""
+        return ()
+
+    def version(self) -> str | None:
+        """Version of the library, without importing it."""
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    @abstractmethod
+    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+        """Untimed set-up; yields the launch; undoes every global.
+
+        All sessions of a group are open at once: a session leaves no global set while it is open.
+        """
+
+
+def module_exists(name: str) -> bool:
+    """Whether `name` can be found, parents imported by the finder only where they exist."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False

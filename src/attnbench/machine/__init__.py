@@ -1,0 +1,1 @@
+"""The machine that is measured: fingerprint, telemetry, clocks, cache size, peaks and ceilings."""

@@ -1,0 +1,1 @@
+"""Timing and memory of closures: timers, cache state, interleaving.  Knows no backend."""

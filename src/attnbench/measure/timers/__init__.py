@@ -1,0 +1,1 @@
+"""One way of timing a file; found by scanning this folder."""

@@ -1,0 +1,347 @@
+"""The data of a run, frozen: what is stored, sent by the worker, and read by every report.
+
+Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
+A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
+This module imports nothing of ours but `errors`, and no torch: reports are read on laptops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from attnbench.errors import RunFileError
+
+SCHEMA = 1
+"""Version of the run file; a reader refuses a newer one."""
+
+T = TypeVar("T")
+
+
+class Status(StrEnum):
+    """How one backend ended on one case."""
+
+    PASSED = "passed"
+    INCORRECT = "incorrect"
+    SKIPPED = "skipped"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Time:
+    """Samples of one launch and what is derived from them (`stats.summary.summarise`)."""
+
+    timer: str
+    l2: str
+    "cold or warm"
+    regime: str
+    "burst, sustained, or cpu"
+    stopped_by: str
+    "rel-ci, max-seconds, iterations"
+    num_samples: int
+    median_ms: float
+    mean_ms: float
+    std_ms: float | None = None
+    "n-1; None for one sample"
+    min_ms: float
+    max_ms: float
+    p95_ms: float
+    p99_ms: float
+    ci_low_ms: float | None = None
+    ci_high_ms: float | None = None
+    "95 % interval of the median; None below six samples"
+    busy_ms: float | None = None
+    "median of the time at least one kernel ran; below the span by the gaps"
+    host_ms: float | None = None
+    "median CPU time of one launch call"
+    setup_ms: float | None = None
+    "opening the session"
+    first_call_ms: float | None = None
+    "first launch, compilation included"
+    samples_ms: tuple[float, ...] = ()
+    rounds: tuple[int, ...] = ()
+    "round of each sample: samples of one round of one group form a pair"
+    at_s: tuple[float, ...] = ()
+    "seconds since the group began"
+    sm_mhz: tuple[float | None, ...] = ()
+    "mean SM clock around each sample"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerSeries:
+    """Board power and heat while a group was sampled, by the driver's own counter."""
+
+    at_s: tuple[float, ...] = ()
+    watts: tuple[float | None, ...] = ()
+    celsius: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Peak of the allocator with inputs and outputs, without the harness; measured alone."""
+
+    peak_allocated_mb: float | None = None
+    peak_reserved_mb: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Useful work of the case; `executed_flops` is what the launch says it really did."""
+
+    flops: int
+    bytes: int
+    executed_flops: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Work over the median time."""
+
+    tflops: float | None = None
+    executed_tflops: float | None = None
+    gbps: float | None = None
+    percent_of_peak: float | None = None
+    "share of the data-sheet peak that bounds the case; None where the peak is not known"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Error:
+    """One output or gradient against the oracle."""
+
+    max_abs: float
+    rel_l1: float
+    rmse: float
+    cosine: float
+    budget: float
+    "largest `max_abs` accepted"
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speedup:
+    """Median of baseline time / own time within rounds; above 1 is faster than the baseline."""
+
+    baseline: str
+    ratio: float
+    ci_low: float | None = None
+    ci_high: float | None = None
+    verdict: Literal["faster", "slower", "same", "unclear"] = "unclear"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What was measured on.  No host name, user or path."""
+
+    os: str
+    python: str
+    torch: str | None = None
+    triton: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    cudnn: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    ram_gb: float | None = None
+    gpu: str | None = None
+    gpu_mem_gb: float | None = None
+    gpu_uuid: str | None = None
+    sm_count: int | None = None
+    l2_mb: float | None = None
+    power_limit_w: float | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One case × backend with its outcome.  The status decides which blocks may exist."""
+
+    workload: str
+    case: Mapping[str, Any]
+    case_id: str
+    group: str
+    backend: str
+    version: str | None = None
+    "of the library behind the backend"
+    config: str | None = None
+    "short form of the kernel configuration"
+    source_hash: str | None = None
+    kernels: tuple[str, ...] = ()
+    "device kernels of one launch, in order, as the profiler names them"
+    environment: int | None = None
+    "index into Run.environments"
+    replicate: int = 0
+    status: Status
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    time: Time | None = None
+    timers: Mapping[str, Time] = field(default_factory=dict)
+    "with --timer all: the same launch by every timer"
+    power_w: PowerSeries | None = None
+    phases: Mapping[str, Time] = field(default_factory=dict)
+    memory: Memory | None = None
+    work: Work | None = None
+    rate: Rate | None = None
+    ceilings: Mapping[str, float | None] = field(default_factory=dict)
+    errors: Mapping[str, Error] = field(default_factory=dict)
+    counters: Mapping[str, float | None] = field(default_factory=dict)
+    speedup: Speedup | None = None
+    repro: str | None = None
+    "command that measures this row again"
+
+    def __post_init__(self) -> None:
+        who = f"record {self.case_id} {self.backend}: status={self.status.value}"
+        if self.status is not Status.PASSED and (self.time or self.phases or self.speedup):
+            raise RunFileError(f"{who} has a time; only passed may")
+        if self.status is not Status.PASSED and not self.reason:
+            raise RunFileError(f"{who} has no reason; every outcome but passed has one")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How to measure: everything of a request that is not a case or a backend."""
+
+    device: str = "auto"
+    "auto, cpu, cuda, cuda:N"
+    timer: str = "auto"
+    "auto, all, or a timer's name"
+    l2: str = "auto"
+    "auto (cold on a GPU, warm on a CPU), cold, warm"
+    regime: str = "burst"
+    "burst or sustained"
+    warmup: int | None = None
+    iterations: int | None = None
+    "both fix the counts; without them `rel_ci` and `max_seconds` stop"
+    rel_ci: float = 0.01
+    max_seconds: float = 2.0
+    "of sampling, a group"
+    timeout: float = 120.0
+    "seconds without progress of the worker"
+    input: str = "normal"
+    seed: int = 0
+    replicates: int = 1
+    check: bool = True
+    measure: bool = True
+    "False: correctness only"
+    lock_clocks: str | None = None
+    "SM[,MEM] in MHz"
+    baseline: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedGroup:
+    """All backends of one case, measured together."""
+
+    group: str
+    workload: str
+    case: Mapping[str, Any]
+    case_id: str
+    backends: tuple[str, ...]
+    replicate: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One execution of a suite."""
+
+    id: str
+    suite: str
+    command: str
+    started: str
+    "ISO 8601, UTC"
+    plan: tuple[PlannedGroup, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    layout: str | None = None
+    "seed layout the suite's console output follows"
+    backend_files: tuple[str, ...] = ()
+    "names (not paths) of the --backends files"
+    environments: tuple[Environment, ...] = ()
+    records: tuple[Record, ...] = ()
+
+
+def to_dict(value: Any) -> Any:
+    """Turn a dataclass of this module into plain JSON data; non-finite numbers become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_dict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
+    """Build a dataclass of this module from JSON data, every field checked.
+
+    Raises:
+        RunFileError: a field is missing, unknown or of the wrong type; the message names it.
+    """
+    if not isinstance(data, Mapping):
+        raise RunFileError(f"{where}: {_show(data)} is not an object")
+    hints = _hints(cls)  # type: ignore[arg-type]
+    strange = sorted(set(data) - set(hints))
+    if strange:
+        raise RunFileError(f"{where}.{strange[0]}: unknown field; one of {', '.join(hints)}")
+    values = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
+    needed = [f.name for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+              if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise RunFileError(f"{where}.{missing[0]}: missing field")
+    return cls(**values)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return data
+    if origin is typing.Union or origin is types.UnionType:
+        if data is None and type(None) in args:
+            return None
+        return _decode(next(a for a in args if a is not type(None)), data, where)
+    if origin is tuple and isinstance(data, list | tuple):
+        if args[0] is float and all(type(item) is float for item in data):  # the hot path: raw samples
+            return tuple(data)
+        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin in (Mapping, dict) and isinstance(data, Mapping):
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+    if origin is not None and hasattr(origin, "__mro__") and issubclass(origin, Mapping) and isinstance(data, Mapping):
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+    if origin is Literal:
+        if data in args:
+            return data
+        raise RunFileError(f"{where}: {_show(data)} is not known; one of {', '.join(map(str, args))}")
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_dict(hint, data, where)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        try:
+            return hint(data)
+        except ValueError:
+            raise RunFileError(f"{where}: {_show(data)} is not known; one of {', '.join(hint)}") from None
+    if hint is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(hint, type) and type(data) is hint:
+        return data
+    name = getattr(origin or hint, "__name__", str(hint))
+    raise RunFileError(f"{where}: {_show(data)} is not a {name}")
+
+
+def _show(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""Statistics of timings, free of torch: medians and intervals, paired ratios, stopping rules."""

@@ -1,0 +1,1 @@
+"""Run files, exports and the layouts of the seeds."""

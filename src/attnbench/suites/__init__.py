@@ -1,0 +1,1 @@
+"""Named sets of cases and backends (TOML), and the plan that a request becomes."""

@@ -1,0 +1,1 @@
+"""The measuring process and its protocol: one a GPU, expendable."""

@@ -1,0 +1,1 @@
+"""Problem families, a folder each: the case, its exact work, its inputs and its oracle."""

@@ -1,0 +1,132 @@
+"""What a workload is: a family of problems, with its inputs, its exact work and its oracle.
+
+A workload is a folder `workloads/<name>/` whose ``__init__.py`` defines ``WORKLOAD``, an instance
+of `Workload`.  That file, `case.py` and `work.py` import without torch; `inputs.py` and `oracle.py`
+are imported by the methods that need them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from attnbench.errors import unknown
+from attnbench.record import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch import dtype as torch_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One field of a case as the command line and the suite files spell it."""
+
+    name: str
+    "field of the case and, with dashes, the flag: seqlen_k is --seqlen-k"
+    parse: Callable[[str], Any]
+    "one value of a comma list; raises ValueError with what is accepted"
+    help: str
+    default: Any
+    aliases: tuple[str, ...] = ()
+    boolean: bool = False
+    "also spelled --NAME/--no-NAME/--NAME-both"
+
+
+class Case(Protocol):
+    """One problem: a frozen dataclass that checks itself (UsageError) in __post_init__."""
+
+    dtype: str
+    mode: str
+    "fwd, bwd or fwd-bwd"
+
+    @property
+    def id(self) -> str:
+        """Short name, unique for the values, fit for a file name and a table."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, read back by Workload.case."""
+        ...
+
+
+class Inputs(Protocol):
+    """Tensors of a case in the workload's own layout."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor a backend reads, by name; what the cheat checks watch and reload."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which part of a case the oracle computes: whole (sequence, head) pairs, or all (None)."""
+
+    pairs: tuple[tuple[int, int], ...] | None = None
+
+
+class Workload(ABC):
+    """A family of problems."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    axes: ClassVar[tuple[Axis, ...]]
+    variants: ClassVar[tuple[str, ...]]
+    "functions computed: each has its oracle; a backend names the one it computes"
+
+    @abstractmethod
+    def case(self, values: Mapping[str, Any]) -> Any:
+        """Build a case from axis values or from `Case.to_dict`; UsageError names the field."""
+
+    @abstractmethod
+    def work(self, case: Any) -> Work:
+        """Exact useful FLOPs and least bytes of one launch in the case's mode."""
+
+    @abstractmethod
+    def inputs(self, case: Any, *, seed: int, kind: str, device: str | device) -> Any:
+        """Seeded inputs on the device; `kind` is normal, uniform or zeros."""
+
+    @abstractmethod
+    def oracle(self, variant: str, case: Any, inputs: Any, *, dtype: torch_dtype, draw: Draw) -> dict[str, Tensor]:
+        """Plain evaluation in `dtype`: out (and dq, dk, dv … by mode), the drawn pairs only."""
+
+    @abstractmethod
+    def draw(self, case: Any, *, seed: int, max_bytes: int) -> Draw:
+        """All pairs if the oracle fits in `max_bytes`, else a seeded draw with the corners."""
+
+    @abstractmethod
+    def select(self, case: Any, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+        """The part of a backend's outputs that `oracle` computed for this draw."""
+
+    def suspects(
+        self, variant: str, case: Any, inputs: Any, *, draw: Draw
+    ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
+        """Well-known wrong answers in fp32, with words: ("top-left causal alignment", outputs)."""
+        return ()
+
+    def shrink(self, case: Any, factor: float) -> Any | None:
+        """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
+        return None
+
+
+def load_workload(name: str) -> Workload:
+    """Find a workload by its folder's name.
+
+    Raises:
+        UsageError: there is no such workload.
+    """
+    if name not in workload_names():
+        raise unknown("workload", "name", name, workload_names())
+    workload: Workload = importlib.import_module(f"attnbench.workloads.{name}").WORKLOAD
+    return workload
+
+
+def workload_names() -> Sequence[str]:
+    """Names of all workloads, by folder."""
+    import attnbench.workloads as room
+
+    return sorted(module.name for module in pkgutil.iter_modules(room.__path__) if module.ispkg)
