@@ -42,21 +42,23 @@ class Time:
     """Samples of one launch and what is derived from them (`stats.summary.summarise`)."""
 
     timer: str
-    l2: str
+    "cupti, events, graph, reported, wall; imported where another program's file said the time"
+    l2: str | None
     "cold or warm"
-    regime: str
+    regime: str | None
     "burst, sustained, or cpu"
-    stopped_by: str
+    stopped_by: str | None
     "rel-ci, max-seconds, iterations"
-    num_samples: int
-    median_ms: float
-    mean_ms: float
+    num_samples: int | None
+    median_ms: float | None
+    "of these statistics an imported file may lack any; a measured time has them all"
+    mean_ms: float | None
     std_ms: float | None = None
     "n-1; None for one sample"
-    min_ms: float
-    max_ms: float
-    p95_ms: float
-    p99_ms: float
+    min_ms: float | None
+    max_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
     ci_low_ms: float | None = None
     ci_high_ms: float | None = None
     "95 % interval of the median; None below six samples"
@@ -116,12 +118,12 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Error:
-    """One output or gradient against the oracle."""
+    """One output or gradient against the oracle; None where a NaN or infinity leaves no distance."""
 
-    max_abs: float
-    rel_l1: float
-    rmse: float
-    cosine: float
+    max_abs: float | None
+    rel_l1: float | None
+    rmse: float | None
+    cosine: float | None
     budget: float
     "largest `max_abs` accepted"
     ok: bool
@@ -270,14 +272,14 @@ class Run:
 
 def to_dict(value: Any) -> Any:
     """Turn a dataclass of this module into plain JSON data; non-finite numbers become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_dict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_dict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value.value if isinstance(value, StrEnum) else value
 
 
@@ -307,6 +309,13 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+@cache
+def _plain(hint: Any) -> frozenset[type]:
+    """The types of JSON scalars that `hint` takes as they are; none for what must be decoded."""
+    alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return frozenset(alternatives) if set(alternatives) <= {float, int, str, bool, type(None)} else frozenset()
+
+
 def _decode(hint: Any, data: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -316,7 +325,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
             return None
         return _decode(next(a for a in args if a is not type(None)), data, where)
     if origin is tuple and isinstance(data, list | tuple):
-        if args[0] is float and all(type(item) is float for item in data):  # the hot path: raw samples
+        if set(map(type, data)) <= _plain(args[0]):  # the hot path: raw samples
             return tuple(data)
         return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if origin in (Mapping, dict) and isinstance(data, Mapping):

@@ -1,0 +1,94 @@
+"""Files that are whole or not there: checked before anything is measured, replaced by a rename."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from attnbench.errors import UsageError, refusal
+
+
+def check_writable(path: str | Path) -> None:
+    """Find out, before hours of measuring, that `path` cannot be written; leaves nothing behind.
+
+    Missing folders are not an error: `write_bytes` makes them.
+
+    Raises:
+        UsageError: `path` is a folder, or its folder cannot be made or takes no files.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        if _is_special(path):
+            return
+        folder = path.resolve().parent
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Put `data` at `path` as one step: a kill at any moment leaves the old file or the new one.
+
+    A device or a pipe (``/dev/stdout``) is written to, not replaced; of a link the target is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    path = Path(path)
+    try:
+        if _is_special(path):
+            path.write_bytes(data)
+        else:
+            _replace(path.resolve(), data)
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut, where the system can open a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` is there and neither a file nor a folder: a rename would put an end to it."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _refused(path: Path, error: OSError | ValueError) -> UsageError:
+    words = getattr(error, "strerror", None) or str(error)
+    wrong = f"cannot be written ({words})"
+    return UsageError(refusal("output", "path", path, wrong, "a file in a folder you may write to"))

@@ -1,0 +1,200 @@
+"""The run file: one JSON document a run, one line a record (docs/run-file.md).
+
+Written whole, through a temporary file and a rename, so that a kill at any moment leaves the file
+of before or the file of after.  Read as data, every field checked, every statistic derived again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from attnbench import record
+from attnbench.errors import RunFileError, refusal
+from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time
+from attnbench.store.derive import derive
+from attnbench.store.files import write_bytes
+
+# A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
+# and lose nothing.
+DIGITS = {"samples_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
+ACCEPTED = "a run file written by attnbench run"
+
+
+class Writer:
+    """Writes a run that grows: lines of records already seen are kept, not built again."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        # The record is kept beside its line, or its id could come back as another record's.
+        self._lines: dict[int, tuple[Record, str]] = {}
+
+    def write(self, run: Run) -> Path:
+        """Replace the file by `run`.
+
+        Raises:
+            UsageError: the path cannot be written.
+        """
+        self._lines = {id(item): self._lines.get(id(item)) or (item, _line(item)) for item in run.records}
+        write_bytes(self.path, _document(run, [self._lines[id(item)][1] for item in run.records]).encode())
+        return self.path
+
+
+def write(run: Run, path: str | Path) -> Path:
+    """Write `run` to `path` once.
+
+    Raises:
+        UsageError: the path cannot be written.
+    """
+    return Writer(path).write(run)
+
+
+def dumps(run: Run) -> str:
+    """The text of the run file."""
+    return _document(run, [_line(item) for item in run.records])
+
+
+def read(path: str | Path) -> Run:
+    """Read a run file; statistics are those of the samples, whatever the file says.
+
+    Raises:
+        RunFileError: the file is missing, cut short, of a newer schema, or not a run file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        words = getattr(error, "strerror", None) or "is not text in UTF-8"
+        raise RunFileError(refusal("run file", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
+    return loads(text, who=str(path))
+
+
+def loads(text: str, who: str = "run file") -> Run:
+    """Build a run from the text of a run file; `who` is named in errors."""
+    data = _parse(text, who)
+    try:
+        head, records = _envelope(data)
+        run = record.from_dict(Run, {**head, "records": records})
+        for index, item in enumerate(run.records):
+            _check(item, f"records[{index}]")
+        return derive(run)
+    except RunFileError as error:
+        raise RunFileError(f"{who}: {str(error).removeprefix('run.')}") from None
+    except (OverflowError, RecursionError) as error:
+        raise RunFileError(refusal(who, "value", error, "cannot be held", ACCEPTED)) from None
+
+
+def default_path(run: Run, out_dir: str | Path = "results") -> Path:
+    """`<started>-<suite>-<id>.json` in `out_dir`, fit for every file system."""
+    started = re.sub(r"[^0-9TZ]", "", run.started.split("+")[0].split(".")[0])
+    suite = re.sub(r"[^A-Za-z0-9._-]+", "-", run.suite).strip("-.") or "run"
+    return Path(out_dir) / f"{started}-{suite[:80]}-{run.id}.json"
+
+
+def new_id() -> str:
+    """Eight random hexadecimal digits."""
+    return secrets.token_hex(4)
+
+
+def now() -> str:
+    """The time of `Run.started`: ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _document(run: Run, lines: list[str]) -> str:
+    head = record.to_dict(dataclasses.replace(run, records=()))
+    del head["records"]
+    body = ",\n".join(lines)
+    return f'{{"schema": {SCHEMA},\n"run": {_open(head)},\n"records": [\n{body}\n]}}\n'
+
+
+def _open(data: dict[str, Any]) -> str:
+    """One field a line; of a list of objects one object a line."""
+    fields = []
+    for name, value in data.items():
+        listed = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n    " + ",\n    ".join(map(_json, value)) + "]" if listed else _json(value)
+        fields.append(f"{_json(name)}: {text}")
+    return "{\n  " + ",\n  ".join(fields) + "}"
+
+
+def _line(item: Record) -> str:
+    return _json(_rounded(record.to_dict(item)))
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+
+
+def _rounded(data: dict[str, Any]) -> dict[str, Any]:
+    for name, value in data.items():
+        if isinstance(value, dict):
+            _rounded(value)
+        elif name in DIGITS and isinstance(value, list):
+            data[name] = [None if item is None else round(item, DIGITS[name]) for item in value]
+    return data
+
+
+def _parse(text: str, who: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        whole = text.rstrip().endswith("}") and text[error.pos :].strip()
+        cut = text.lstrip().startswith("{") and not whole
+        wrong = "is cut short" if cut else f"is not JSON ({error.msg})"
+        place = f"{error.lineno}, column {error.colno}"
+        raise RunFileError(refusal(who, "line", place, wrong, ACCEPTED)) from None
+    except (ValueError, RecursionError) as error:
+        raise RunFileError(refusal(who, "content", error, "cannot be read", ACCEPTED)) from None
+
+
+def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
+    if not isinstance(data, dict) or "schema" not in data:
+        raise RunFileError(f"schema: missing field; {ACCEPTED}")
+    schema = data["schema"]
+    if type(schema) is not int or schema < 1:
+        raise RunFileError(f"schema={schema!r} is not a version; 1 to {SCHEMA}")
+    if schema > SCHEMA:
+        raise RunFileError(f"schema={schema} is newer than this attnbench reads; at most {SCHEMA}; upgrade attnbench")
+    strange = sorted(set(data) - {"schema", "run", "records"})
+    if strange:
+        raise RunFileError(f"{strange[0]}: unknown field; one of schema, run, records")
+    if not isinstance(data.get("run"), dict):
+        raise RunFileError("run: missing field or not an object; what was run")
+    if not isinstance(data.get("records"), list):
+        raise RunFileError("records: missing field or not a list; a list of records")
+    if "records" in data["run"]:
+        raise RunFileError("run.records: unknown field; records stand beside run")
+    return data["run"], data["records"]
+
+
+def _check(item: Record, where: str) -> None:
+    """Refuse samples that no clock gives and series that do not belong together."""
+    times = {"time": item.time, **{f"phases.{name}": time for name, time in item.phases.items()}}
+    times |= {f"timers.{name}": time for name, time in item.timers.items()}
+    for name, time in times.items():
+        if time is not None:
+            _check_samples(time, f"{where}.{name}")
+    if isinstance(item.power_w, PowerSeries):
+        _check_length(f"{where}.power_w.watts", item.power_w.watts, len(item.power_w.at_s))
+
+
+def _check_samples(time: Time, where: str) -> None:
+    for index, sample in enumerate(time.samples_ms):
+        if not (math.isfinite(sample) and sample >= 0):
+            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
+    for name in ("rounds", "at_s", "sm_mhz"):
+        _check_length(f"{where}.{name}", getattr(time, name), len(time.samples_ms))
+
+
+def _check_length(where: str, values: tuple[Any, ...], wanted: int) -> None:
+    if values and len(values) != wanted:
+        raise RunFileError(f"{where} has {len(values)} values; none or as many as samples, {wanted}")

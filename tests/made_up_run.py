@@ -1,0 +1,217 @@
+"""A run that nobody measured: H200-like figures with seeded noise, for tests of stores and reports."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any
+
+from attnbench.record import (
+    Environment,
+    Error,
+    Memory,
+    PlannedGroup,
+    PowerSeries,
+    Rate,
+    Record,
+    Run,
+    Settings,
+    Speedup,
+    Status,
+    Time,
+    Work,
+)
+
+H200 = Environment(
+    os="Linux 6.8",
+    python="3.12.3",
+    torch="2.11.0+cu130",
+    triton="3.6.0",
+    cuda="13.0",
+    driver="580.95",
+    cudnn="9.19.0",
+    cpu="Xeon Platinum 8558",
+    cores=16,
+    ram_gb=128.0,
+    gpu="NVIDIA H200",
+    gpu_mem_gb=139.8,
+    gpu_uuid="GPU-0",
+    sm_count=132,
+    l2_mb=60.0,
+    power_limit_w=700.0,
+    packages={"numpy": "2.5.0"},
+)
+PEAK = 989.0
+TFLOPS = {"sdpa-flash": 349.0, "sdpa-cudnn": 607.0, "flex": 487.0, "flash-attn-3": 701.0, "sdpa-efficient": 175.0}
+
+
+def make_case(**changed: Any) -> dict[str, Any]:
+    """The values of an attention case."""
+    case = {
+        "batch": 1,
+        "seqlen": 16384,
+        "seqlen_k": 16384,
+        "nheads": 16,
+        "nheads_kv": 16,
+        "headdim": 128,
+        "headdim_v": 128,
+        "causal": False,
+        "window": None,
+        "dtype": "bf16",
+        "mode": "fwd",
+    }
+    return case | changed
+
+
+def case_id(case: dict[str, Any]) -> str:
+    causal = "-causal" if case["causal"] else ""
+    shape = f"b{case['batch']}-s{case['seqlen']}-h{case['nheads']}-d{case['headdim']}"
+    return f"{shape}{causal}-{case['dtype']}-{case['mode']}"
+
+
+def make_work(case: dict[str, Any]) -> Work:
+    tokens = case["batch"] * case["nheads"] * case["seqlen"]
+    return Work(flops=4 * tokens * case["seqlen"] * case["headdim"], bytes=4 * tokens * case["headdim"] * 2)
+
+
+def make_time(samples: list[float], **changed: Any) -> Time:
+    """A time whose statistics are right to about a percent: loading works them out again."""
+    ordered = sorted(samples)
+    values: dict[str, Any] = {
+        "timer": "cupti",
+        "l2": "cold",
+        "regime": "burst",
+        "stopped_by": "rel-ci",
+        "num_samples": len(samples),
+        "median_ms": statistics.median(samples),
+        "mean_ms": statistics.fmean(samples),
+        "std_ms": statistics.stdev(samples) if len(samples) > 1 else None,
+        "min_ms": ordered[0],
+        "max_ms": ordered[-1],
+        "p95_ms": ordered[int(0.95 * (len(samples) - 1))],
+        "p99_ms": ordered[int(0.99 * (len(samples) - 1))],
+        "ci_low_ms": ordered[len(samples) * 2 // 5] if len(samples) > 5 else None,
+        "ci_high_ms": ordered[len(samples) * 3 // 5] if len(samples) > 5 else None,
+        "host_ms": 0.021,
+        "setup_ms": 3.2,
+        "first_call_ms": 41.7,
+        "samples_ms": tuple(samples),
+        "rounds": tuple(range(len(samples))),
+        "at_s": tuple(round(0.02 * i, 6) for i in range(len(samples))),
+        "sm_mhz": tuple(1980.0 - 15 * (i % 3) for i in range(len(samples))),
+    }
+    return Time(**(values | changed))
+
+
+def make_record(
+    case: dict[str, Any],
+    backend: str,
+    *,
+    tflops: float | None = None,
+    samples: int = 60,
+    noise: float = 0.004,
+    baseline: Record | None = None,
+    **changed: Any,
+) -> Record:
+    """A passed record at about `tflops`, with a speed-up against `baseline` where one is given."""
+    work, name = make_work(case), case_id(case)
+    median = work.flops / (tflops or TFLOPS[backend]) / 1e9
+    source = random.Random(f"{name} {backend}")
+    time = make_time([round(median * source.gauss(1.0, noise), 6) for _ in range(samples)])
+    speedup = None
+    if baseline is not None and baseline.time:
+        ratio = baseline.time.median_ms / time.median_ms
+        verdict = "faster" if ratio > 1 else "slower"
+        speedup = Speedup(
+            baseline=baseline.backend, ratio=ratio, ci_low=ratio * 0.999, ci_high=ratio * 1.001, verdict=verdict
+        )
+    tflops_got = work.flops / time.median_ms / 1e9
+    values: dict[str, Any] = {
+        "workload": "attention",
+        "case": case,
+        "case_id": name,
+        "group": name,
+        "backend": backend,
+        "version": "2.11.0+cu130",
+        "environment": 0,
+        "status": Status.PASSED,
+        "kernels": (f"{backend}_fwd_sm90",),
+        "time": time,
+        "power_w": PowerSeries(at_s=(0.0, 0.1), watts=(310.5, 655.25), celsius=(41.0, 44.0)),
+        "memory": Memory(peak_allocated_mb=256.0, peak_reserved_mb=300.0),
+        "work": work,
+        "rate": Rate(
+            tflops=tflops_got, gbps=work.bytes / time.median_ms / 1e6, percent_of_peak=100 * tflops_got / PEAK
+        ),
+        "errors": {"out": Error(max_abs=4.1e-4, rel_l1=2.2e-3, rmse=3.1e-5, cosine=0.999997, budget=1.6e-3, ok=True)},
+        "ceilings": {"copy_gbps": 4270.0, "matmul_tflops": 745.0},
+        "speedup": speedup,
+        "repro": f"attnbench compare --seqlen {case['seqlen']} --backends {backend}",
+    }
+    return Record(**(values | changed))
+
+
+def make_lost(case: dict[str, Any], backend: str, status: Status, reason: str) -> Record:
+    name = case_id(case)
+    return Record(
+        workload="attention",
+        case=case,
+        case_id=name,
+        group=name,
+        backend=backend,
+        environment=0,
+        status=status,
+        reason=reason,
+    )
+
+
+def make_group(case: dict[str, Any], backends: dict[str, float] = TFLOPS, **changed: Any) -> list[Record]:
+    """Passed records of one case; the first backend is the baseline."""
+    first, *others = backends
+    baseline = make_record(case, first, tflops=backends[first], **changed)
+    return [
+        baseline,
+        *(make_record(case, name, tflops=backends[name], baseline=baseline, **changed) for name in others),
+    ]
+
+
+def make_run(records: list[Record] | None = None, **changed: Any) -> Run:
+    """A run of one case with everything that can happen to a backend, or of `records`."""
+    if records is None:
+        case = make_case()
+        records = [
+            *make_group(case),
+            make_lost(
+                case,
+                "flash-attn-2",
+                Status.SKIPPED,
+                "flash-attn-2: module=flash_attn is not installed; MAX_JOBS=8 pip install flash-attn",
+            ),
+            make_lost(case, "eager", Status.OOM, "needs 48.0 GiB, 21.3 GiB free; seqlen=8192 would fit"),
+            make_lost(case, "mine", Status.INCORRECT, "out: max_abs=0.31, budget 0.0016; top-left causal"),
+        ]
+    groups = {(item.group, item.replicate): [] for item in records}
+    for item in records:
+        groups[item.group, item.replicate].append(item)
+    plan = tuple(
+        PlannedGroup(
+            group=group,
+            workload=items[0].workload,
+            case=items[0].case,
+            case_id=items[0].case_id,
+            backends=tuple(item.backend for item in items),
+            replicate=replicate,
+        )
+        for (group, replicate), items in groups.items()
+    )
+    values: dict[str, Any] = {
+        "id": "3f9a01bc",
+        "suite": "compare",
+        "command": "attnbench compare --seqlen 16384",
+        "started": "2026-11-20T12:34:56Z",
+        "plan": plan,
+        "settings": Settings(device="cuda", baseline="sdpa-flash"),
+        "environments": (H200,),
+        "records": tuple(records),
+    }
+    return Run(**(values | changed))
