@@ -1,0 +1,172 @@
+"""How to measure, as suite files and flags spell it: every field of `record.Settings` with its check.
+
+One table serves both: a suite's ``[settings]`` and the flags of the command line are read by the
+same parsers, so neither accepts what the other refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of `record.Settings`."""
+
+    name: str
+    "field; with dashes, the flag"
+    parse: Callable[[str], Any]
+    "raises ValueError with what is accepted"
+    help: str
+    metavar: str
+    in_suite: bool = True
+    "a suite may set it; what belongs to a machine or a moment it may not"
+
+    @property
+    def flag(self) -> str:
+        """The flag of the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> Any:
+        """Default of the field."""
+        return _DEFAULTS[self.name]
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make a parser of whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+            raise ValueError(f"a whole number, at least {least}")
+        return int(text)
+
+    return parse
+
+
+def between(low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Make a parser of numbers above `low` and below `high`."""
+    accepted = f"a number above {low:g}" + (f" and below {high:g}" if math.isfinite(high) else "")
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(accepted) from None
+        if not low < value < high:
+            raise ValueError(accepted)
+        return value
+
+    return parse
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Make a parser of names out of a closed list."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def matching(pattern: str, accepted: str) -> Callable[[str], str]:
+    """Make a parser of texts of one form."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(accepted)
+        return text
+
+    return parse
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("warmup", whole(0), "launches before the counted ones, where --iterations fixes the count", "N"),
+    Setting("iterations", whole(1), "fix the number of samples instead of stopping on the interval", "N"),
+    Setting("rel_ci", between(0, 1), "stop when the 95 % interval of the median is this narrow", "SHARE"),
+    Setting("max_seconds", between(0), "sampling time of a group, at most", "S"),
+    Setting("timeout", between(0), "seconds without progress after which a backend is given up", "S"),
+    Setting("timer", matching(r"[a-z][a-z0-9-]*", "a name of `attnbench list timers`, auto or all"),
+            "what measures a launch: auto, all, or a name of `attnbench list timers`", "NAME"),
+    Setting("l2", one_of("auto", "cold", "warm"), "L2 cache before a launch: auto (cold on a GPU), cold, warm", "L2"),
+    Setting("regime", one_of("burst", "sustained"), "burst (cool, full clock) or sustained (power-limited)", "NAME"),
+    Setting("lock_clocks", matching(r"[1-9]\d{1,5}(,[1-9]\d{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
+            "lock the GPU clocks (MHz) while measuring, where you may", "SM[,MEM]", in_suite=False),
+    Setting("input", one_of("normal", "uniform", "zeros"), "values of the inputs: normal, uniform, zeros", "KIND"),
+    Setting("seed", whole(0), "seed of the inputs and of the order within rounds", "N"),
+    Setting("replicates", whole(1), "repeat every group in this many fresh processes", "N"),
+    Setting("device", matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
+            "auto (the GPU if there is one), cpu, cuda, cuda:N", "DEVICE", in_suite=False),
+)
+
+DEFAULT_WARMUP = 5
+"""Launches before the counted ones where only the number of iterations is asked for."""
+
+
+def setting(name: str) -> Setting:
+    """The setting of that name."""
+    return next(one for one in SETTINGS if one.name == name)
+
+
+def parse_setting(who: str, name: str, text: str) -> Any:
+    """Read one setting as text.
+
+    Raises:
+        UsageError: naming the flag, the value and what is accepted.
+    """
+    one = setting(name)
+    try:
+        return one.parse(text)
+    except ValueError as error:
+        raise UsageError(refusal(who, one.flag, text, "cannot be used", str(error))) from None
+
+
+def settle(who: str, suite: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Lay the settings asked for over a suite's, and see that they agree.
+
+    Fixed counts and stopping on the interval exclude each other: asked for, either puts the other
+    one of the suite aside; asked for together they are refused.
+
+    Args:
+        who: for the message.
+        suite: settings of the suite.
+        asked: settings of the request.
+
+    Raises:
+        UsageError: the request wants both, or a warm-up without a count.
+    """
+    stopping = [name for name in ("rel_ci", "max_seconds") if name in asked]
+    if "iterations" in asked and stopping:
+        flag = setting(stopping[0]).flag
+        raise UsageError(refusal(who, "--iterations", asked["iterations"], f"fixes what {flag} is to find",
+                                 "either a fixed count or an interval", f"leave out --iterations or {flag}"))
+    merged = {**suite, **asked}
+    if stopping:
+        merged = {name: value for name, value in merged.items() if name not in ("iterations", "warmup")} | {
+            name: asked[name] for name in ("warmup",) if name in asked}
+    if "iterations" in merged:
+        merged.setdefault("warmup", DEFAULT_WARMUP)
+    elif "warmup" in merged:
+        raise UsageError(refusal(who, "--warmup", merged["warmup"], "has no count to go with",
+                                 "a warm-up is fixed together with the count", "add --iterations N"))
+    return merged
+
+
+def suite_keys() -> Iterable[str]:
+    """Names of the settings a suite file may hold."""
+    return [one.name for one in SETTINGS if one.in_suite]
+
+
