@@ -1,0 +1,129 @@
+"""The JSON Schema of the run file, generated from the dataclasses that read and write it.
+
+Published as docs/run-file.schema.json; a test holds that the two are one.  To publish a change::
+
+    python -c "from attnbench.store import schema; schema.publish('docs/run-file.schema.json')"
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from attnbench import record
+from attnbench.record import SCHEMA, Record, Run, Status
+from attnbench.store.files import write_bytes
+
+PLAIN: Mapping[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    Any: {},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a run file as plain data (JSON Schema 2020-12)."""
+    documents = _field_documents()
+    known = {name: item for name, item in vars(record).items() if dataclasses.is_dataclass(item)}
+    definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]
+    run = definitions.pop(Run.__name__)
+    records = run["properties"].pop("records")
+    definitions[Record.__name__] |= _by_status()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "attnbench run file",
+        "description": "One run. Times are ms, memory MiB, clocks MHz, power W; what is not known is null, never 0.",
+        "type": "object",
+        "properties": {"schema": {"const": SCHEMA}, "run": run, "records": records},
+        "required": ["schema", "run", "records"],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def publish(path: str | Path) -> None:
+    """Write the schema where people look for it."""
+    write_bytes(path, (json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _object(kind: type, documents: Mapping[str, str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    properties = {}
+    for field in dataclasses.fields(kind):
+        note = {"description": documents[field.name]} if field.name in documents else {}
+        properties[field.name] = _type(hints[field.name]) | note
+    return {
+        "description": inspect.cleandoc(kind.__doc__ or ""),
+        "type": "object",
+        "properties": properties,
+        "required": [field.name for field in dataclasses.fields(kind) if _must_be_there(field)],
+        "additionalProperties": False,
+    }
+
+
+def _must_be_there(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    if hint in PLAIN:
+        return dict(PLAIN[hint])
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin is tuple:
+        return {"type": "array", "items": _type(args[0])}
+    if origin is not None and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _type(args[1])}
+    if isinstance(hint, types.UnionType):
+        return _union([_type(item) for item in args])
+    if issubclass(hint, StrEnum):
+        return {"enum": [item.value for item in hint]}
+    return {"$ref": f"#/$defs/{hint.__name__}"}
+
+
+def _union(kinds: list[dict[str, Any]]) -> dict[str, Any]:
+    if all(set(kind) == {"type"} for kind in kinds):
+        return {"type": [kind["type"] for kind in kinds]}
+    return {"anyOf": kinds}
+
+
+def _by_status() -> dict[str, Any]:
+    """The law of `Record.__post_init__`: only a passed record has times, every other has a reason."""
+    lost = {
+        "time": {"type": "null"},
+        "speedup": {"type": "null"},
+        "phases": {"maxProperties": 0},
+        "reason": {"type": "string", "minLength": 1},
+    }
+    return {"if": {"properties": {"status": {"const": Status.PASSED.value}}}, "else": {"properties": lost}}
+
+
+def _field_documents() -> dict[str, dict[str, str]]:
+    """The string under each field of each class of `record`, which the interpreter throws away."""
+    documents: dict[str, dict[str, str]] = {}
+    for item in ast.parse(inspect.getsource(record)).body:
+        if isinstance(item, ast.ClassDef):
+            documents[item.name] = _strings_under_fields(item)
+    return documents
+
+
+def _strings_under_fields(item: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for above, below in zip(item.body, item.body[1:], strict=False):
+        if not (isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            found[above.target.id] = below.value.value
+    return found
