@@ -1,0 +1,144 @@
+"""What this machine really reaches: copying memory and multiplying matrices.
+
+A data sheet promises what no kernel gets; beside it stands what a plain copy and a plain matmul
+get here, on random data (zeros draw less power and run faster).  The best of several launches is
+kept: a ceiling is a maximum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+from attnbench.machine.cache import l2_bytes
+
+COPY_LAUNCHES = 12
+CPU_COPY_BYTES = 64 * 2**20
+GPU_COPY_BYTES = 2**30
+MATMUL_LAUNCHES = 6
+CPU_SECONDS = 0.2
+"""Budget of each figure on a CPU, where one launch may be slow (half precision without hardware)."""
+
+
+def ceilings(device: str, dtype: str) -> dict[str, float | None]:
+    """The measured ceilings as `Record.ceilings` keeps them.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: bf16, fp16 or fp32; of another type the matmul's figure is None.
+    """
+    return {"copy_gbps": copy_gbps(device), "matmul_tflops": matmul_tflops(device, dtype)}
+
+
+@cache
+def copy_gbps(device: str) -> float | None:
+    """GB/s read and written by a plain copy of a buffer far larger than the caches; once a process.
+
+    Returns:
+        None where the memory for two buffers cannot be had.
+    """
+    import torch
+
+    count = _copy_bytes(device) // 4
+    try:
+        source = torch.randn(count, device=device, generator=_generator(device))
+        target = torch.empty_like(source)
+        seconds = _best(lambda: target.copy_(source), device, COPY_LAUNCHES)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        source = target = torch.empty(0)
+        _free(device)
+    return 2 * count * 4 / seconds / 1e9
+
+
+@cache
+def matmul_tflops(device: str, dtype: str) -> float | None:
+    """TFLOP/s of torch's matmul on square matrices; once a process and dtype.
+
+    fp32 is without TF32, whatever the process has switched on.
+
+    Returns:
+        None for a dtype that torch.matmul does not multiply, and where the memory cannot be had.
+    """
+    import torch
+
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if dtype not in kinds:
+        return None
+    size = (8192 if dtype != "fp32" else 4096) if device.startswith("cuda") else 256
+    shape = (size, size)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        generator = _generator(device)
+        a, b = (torch.randn(shape, device=device, dtype=torch.float32, generator=generator).to(kinds[dtype])
+                for _ in range(2))
+        out = torch.empty_like(a)
+        seconds = _best(lambda: torch.matmul(a, b, out=out), device, MATMUL_LAUNCHES)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        a = b = out = torch.empty(0)
+        _free(device)
+    return 2 * size**3 / seconds / 1e12
+
+
+def _copy_bytes(device: str) -> int:
+    """At least eight times the cache, at most an eighth of the free memory, a multiple of 4."""
+    if not device.startswith("cuda"):
+        return max(CPU_COPY_BYTES, min(2 * (l2_bytes(device) or 0), 4 * CPU_COPY_BYTES))
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    wanted = max(GPU_COPY_BYTES, 8 * (l2_bytes(device) or 0))
+    return max(4, min(wanted, free // 8) // 4 * 4)
+
+
+def _best(call: Callable[[], object], device: str, launches: int) -> float:
+    return _best_cuda(call, device, launches) if device.startswith("cuda") else _best_cpu(call, launches)
+
+
+def _best_cuda(call: Callable[[], object], device: str, launches: int) -> float:
+    import torch
+
+    with torch.cuda.device(torch.device(device)):
+        for _ in range(3):
+            call()
+        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(launches)]
+        for start, end in marks:
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return min(start.elapsed_time(end) for start, end in marks) / 1e3
+
+
+def _best_cpu(call: Callable[[], object], launches: int) -> float:
+    best, deadline = float("inf"), time.perf_counter() + CPU_SECONDS
+    call()
+    for _ in range(launches):
+        began = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        best = min(best, now - began)
+        if now > deadline:
+            break
+    return best
+
+
+def _generator(device: str) -> object:
+    """Seeded, and the process's own random state stays as it was."""
+    import torch
+
+    return torch.Generator(device=device).manual_seed(0)
+
+
+def _free(device: str) -> None:
+    """Give the blocks back, so that a peak of memory measured later is not raised by ours."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()

@@ -1,0 +1,67 @@
+"""Data-sheet peaks of GPUs (`peaks.toml`), for the share of a peak that a kernel reaches.
+
+Cards of one family differ by half and more (H100 SXM 3.35 TB/s, PCIe 2.0 TB/s), so a name is
+matched whole: a card that is not listed has no peak, and never another card's.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("bf16", "fp16", "fp8", "int8", "tf32", "fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a data sheet promises, dense."""
+
+    tflops: float | None
+    "None where the card has no such units, or the source does not say"
+    memory_tbps: float | None
+    source: str
+
+
+def peak(gpu_name: str, dtype: str) -> Peak | None:
+    """Look up a card.
+
+    Args:
+        gpu_name: torch's device name, such as ``NVIDIA H100 80GB HBM3``.
+        dtype: of the inputs: bf16, fp16, fp8, int8, tf32 (fp32 on tensor cores) or fp32.
+
+    Returns:
+        None for a card that is not listed.
+
+    Raises:
+        ValueError: several rows match (a mistake in peaks.toml), or the dtype is not a name at all.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"peaks: dtype={dtype} is not known; one of {', '.join(DTYPES)}")
+    row = find(gpu_name, rows())
+    return None if row is None else Peak(row.get(dtype), row.get("memory_tbps"), row["source"])
+
+
+def find(gpu_name: str, listed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The one row whose pattern matches the whole name.
+
+    Raises:
+        ValueError: several match.
+    """
+    short = re.sub(r"^(NVIDIA )?(Tesla )?", "", gpu_name.strip())
+    found = [row for row in listed if re.fullmatch(row["pattern"], short)]
+    if len(found) > 1:
+        patterns = " and ".join(repr(row["pattern"]) for row in found)
+        raise ValueError(f"peaks: gpu={gpu_name} is ambiguous; one pattern may match, {patterns} do")
+    return found[0] if found else None
+
+
+@cache
+def rows() -> tuple[Mapping[str, Any], ...]:
+    """All rows of peaks.toml."""
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return tuple(data["gpu"])
