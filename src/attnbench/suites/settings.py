@@ -48,7 +48,7 @@ def whole(least: int) -> Callable[[str], int]:
     """Make a parser of whole numbers from `least` on."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
             raise ValueError(f"a whole number, at least {least}")
         return int(text)
 
@@ -103,12 +103,12 @@ SETTINGS: tuple[Setting, ...] = (
             "what measures a launch: auto, all, or a name of `attnbench list timers`", "NAME"),
     Setting("l2", one_of("auto", "cold", "warm"), "L2 cache before a launch: auto (cold on a GPU), cold, warm", "L2"),
     Setting("regime", one_of("burst", "sustained"), "burst (cool, full clock) or sustained (power-limited)", "NAME"),
-    Setting("lock_clocks", matching(r"[1-9]\d{1,5}(,[1-9]\d{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
+    Setting("lock_clocks", matching(r"[1-9][0-9]{1,5}(,[1-9][0-9]{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
             "lock the GPU clocks (MHz) while measuring, where you may", "SM[,MEM]", in_suite=False),
     Setting("input", one_of("normal", "uniform", "zeros"), "values of the inputs: normal, uniform, zeros", "KIND"),
     Setting("seed", whole(0), "seed of the inputs and of the order within rounds", "N"),
     Setting("replicates", whole(1), "repeat every group in this many fresh processes", "N"),
-    Setting("device", matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
+    Setting("device", matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N"),
             "auto (the GPU if there is one), cpu, cuda, cuda:N", "DEVICE", in_suite=False),
 )
 

@@ -1,0 +1,38 @@
+"""Backends that do nothing, in the registry's place: what is planned must not depend on what is installed."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from attnbench.backends import registry
+from attnbench.backends.base import Backend
+from attnbench.errors import Unavailable
+from attnbench.suites import estimate, plan
+
+
+def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
+    def probe(self):
+        if not installed:
+            raise Unavailable(f"{name}: module={name} is not installed; pip install {name}")
+
+    body = {"name": name, "workload": "attention", "variant": "softmax", "install": "part of torch", "devices": devices,
+            "compiles": compiles, "probe": probe, "session": lambda self, case, inputs: nullcontext()}
+    return type(name, (Backend,), body)()
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """eager, sdpa*, flash-attn-2 (missing) and flex (compiles); tests may change the dictionary."""
+    cuda = ("cuda",)
+    found = [fake("eager"), fake("sdpa"), fake("sdpa-math"), fake("sdpa-flash"), fake("sdpa-efficient", cuda),
+             fake("sdpa-cudnn", cuda), fake("flash-attn-2", cuda, installed=False), fake("flex", compiles=True)]
+    known = {one.name: one for one in found}
+
+    def all_backends(files=()):
+        return dict(known) | ({"mine": fake("mine")} if files else {})
+
+    for module in (registry, plan, estimate):
+        monkeypatch.setattr(module, "all_backends", all_backends)
+    return known

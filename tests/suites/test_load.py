@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import UsageError
+from attnbench.record import Settings
+from attnbench.suites import load
+from attnbench.suites.load import case_names, load_suite, suite_names
+from attnbench.suites.plan import expand
+from attnbench.suites.settings import SETTINGS, parse_setting, settle
+from attnbench.workloads.base import load_workload
+
+GOOD = """
+name = "mine"
+title = "t"
+workload = "attention"
+backends = ["sdpa"]
+baseline = "sdpa"
+settings = { rel_ci = 0.05 }
+axes = { seqlen = [63, 127], causal = [true] }
+"""
+AXES = "axes = { seqlen = [63, 127], causal = [true] }"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def cases(suite, asked=None):
+    return expand(suite, load_workload(suite.workload), asked or {})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", suite_names())
+def test_a_shipped_suite_is_sound(name, device):
+    suite = load_suite(name, device)
+    assert suite.name == name
+    assert suite.file is None
+    assert cases(suite)
+
+
+def test_the_shipped_suites_are_those_the_documents_name():
+    assert suite_names() == ["compare", "flash-sweep", "minimal", "overhead", "quick", "scenarios"]
+    assert case_names() == ["gpt2-small", "gpt3-large", "bert-base", "bert-large", "context-8k", "context-16k",
+                            "batch-inference"]
+
+
+def test_names_of_suites_and_of_cases_do_not_meet():
+    names = [*suite_names(), *case_names()]
+    assert len(names) == len(set(names))
+
+
+def test_a_named_case_is_a_suite_of_its_own():
+    suite = load_suite("gpt3-large", "cuda")
+    assert list(cases(suite)) == ["b2-s2048-h96-d128-fp16-causal-fwd"]
+    assert (suite.name, suite.layout, suite.settings["warmup"], suite.settings["iterations"]) == (
+        "gpt3-large", "seed-004", 5, 30)
+
+
+@pytest.mark.parametrize(("name", "shape"), [
+    ("gpt2-small", (8, 1024, 12, 64, True)), ("gpt3-large", (2, 2048, 96, 128, True)),
+    ("bert-base", (16, 512, 12, 64, False)), ("bert-large", (8, 512, 16, 64, False)),
+    ("context-8k", (1, 8192, 8, 64, False)), ("context-16k", (1, 16384, 8, 64, False)),
+    ("batch-inference", (32, 512, 8, 64, False)), ("minimal", (2, 1024, 8, 64, False)),
+    ("compare", (2, 1024, 8, 64, False)),
+])
+def test_the_shapes_of_seed_004(name, shape):
+    [case] = cases(load_suite(name, "cuda")).values()
+    assert (case.batch, case.seqlen, case.nheads, case.headdim, case.causal) == shape
+    assert case.dtype == "fp16"
+    assert case.mode == "fwd"
+
+
+def test_the_sweep_of_seed_001():
+    suite = load_suite("flash-sweep", "cuda")
+    shapes = [(case.seqlen, case.batch) for case in cases(suite).values() if case.dtype == "bf16"]
+    assert shapes == [(512, 16), (1024, 16), (2048, 16), (4096, 16), (8192, 8), (16384, 4)]
+    assert {case.nheads for case in cases(suite).values()} == {16}
+    assert (suite.settings["warmup"], suite.settings["iterations"], suite.settings["l2"]) == (10, 64, "cold")
+
+
+def test_overhead_has_200_cases_of_comparable_work():
+    found = cases(load_suite("overhead", "cuda"))
+    assert len(found) == 200
+    flops = [load_workload("attention").work(case).flops for case in found.values()]
+    # 10 to 50 us at 100 to 300 TFLOP/s, or the floor of a launch.
+    assert min(flops) > 0.2e9
+    assert max(flops) < 16e9
+
+
+def test_quick_on_a_cpu_samples_for_less_than_half_a_minute():
+    suite = load_suite("quick", "cpu")
+    assert len(cases(suite)) * suite.settings["max_seconds"] <= 25
+    assert suite.backends == ("eager", "sdpa", "sdpa-math", "sdpa-flash")
+
+
+def test_a_users_file_is_read(write):
+    suite = load_suite(write(GOOD), "cpu")
+    assert (suite.name, suite.file, suite.backends) == ("mine", "mine.toml", ("sdpa",))
+    assert suite.settings == {"rel_ci": 0.05}
+    assert [case.seqlen for case in cases(suite).values()] == [63, 127]
+
+
+def test_a_device_section_replaces_whole_keys(write):
+    path = write(GOOD + "[cpu]\nbackends = ['eager']\n[cpu.axes]\nseqlen = [1]\n[cuda.settings]\nmax_seconds = 3\n")
+    cpu, cuda = load_suite(path, "cpu"), load_suite(path, "cuda")
+    assert (cpu.backends, dict(cpu.axes), dict(cpu.settings)) == (("eager",), {"seqlen": (1,)}, {"rel_ci": 0.05})
+    assert (cuda.backends, cuda.axes["seqlen"], dict(cuda.settings)) == (("sdpa",), (63, 127), {"max_seconds": 3.0})
+
+
+def test_cases_of_a_device_put_the_axes_aside(write):
+    path = write(GOOD + "[batch_by_seqlen]\n63 = 2\n127 = [1, 3]\n[[cpu.cases]]\nbatch = 1\nseqlen = 65\n")
+    assert [case.seqlen for case in cases(load_suite(path, "cpu")).values()] == [65]
+    shapes = [(case.seqlen, case.batch) for case in cases(load_suite(path, "cuda")).values()]
+    assert shapes == [(63, 2), (127, 1), (127, 3)]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('name = "mine"', 'nane = "mine"', r"nane='mine' is not a key; one of name, title, .*; did you mean name\?"),
+    ('name = "mine"', "", r"name='' cannot be used; a text in quotes"),
+    ('name = "mine"', "name = 3", r"name=3 cannot be used; a text in quotes"),
+    ('"attention"', '"atention"', r"workload=atention is not known; one of attention.*; did you mean attention\?"),
+    ("rel_ci = 0.05", "rel_cii = 0.05", r"settings\.rel_cii=0\.05 is not a key; one of warmup, .* mean rel_ci\?"),
+    ("rel_ci = 0.05", 'rel_ci = "5"', r"settings\.rel_ci='5' cannot be used; a number above 0 and below 1"),
+    ("rel_ci = 0.05", 'rel_ci = "0.5"', r"settings\.rel_ci='0\.5' cannot be used; a number without quotes"),
+    ("rel_ci = 0.05", "rel_ci = true", r"settings\.rel_ci=True cannot be used; a number above 0"),
+    ("rel_ci = 0.05", "rel_ci = nan", r"settings\.rel_ci=nan cannot be used; a number above 0"),
+    ("rel_ci = 0.05", "iterations = 0", r"settings\.iterations=0 cannot be used; a whole number, at least 1"),
+    ("rel_ci = 0.05", "iterations = 2.0", r"settings\.iterations=2\.0 cannot be used; a whole number"),
+    ("rel_ci = 0.05", "warmup = 2", r"--warmup=2 has no count to go with"),
+    ("rel_ci = 0.05", 'l2 = "hot"', r"settings\.l2='hot' cannot be used; one of auto, cold, warm"),
+    ("rel_ci = 0.05", "lock_clocks = '1110'", r"settings\.lock_clocks='1110' is not a key"),
+    ("rel_ci = 0.05", "device = 'cuda'", r"settings\.device='cuda' is not a key"),
+    ("settings = { rel_ci = 0.05 }", "settings = 5", r"settings=5 cannot be used; a table"),
+    ("[63, 127]", "63", r"axes\.seqlen=63 cannot be used; a list of values, in brackets"),
+    ("[63, 127]", "[]", r"axes\.seqlen=\[\] cannot be used; a list"),
+    ("[63, 127]", '["63"]', r"axes\.seqlen='63' cannot be used; a number without quotes"),
+    ("[63, 127]", "[63.5]", r"axes\.seqlen=63\.5 cannot be used; a whole number from 1"),
+    ("[63, 127]", "[-1]", r"axes\.seqlen=-1 cannot be used; a whole number from 1"),
+    ("[63, 127]", "[[63]]", r"axes\.seqlen=\[63\] cannot be used"),
+    ("causal = [true]", "causal = [1]", r"axes\.causal=1 cannot be used; true or false"),
+    ("causal = [true]", 'dtype = ["fp8"]', r"axes\.dtype='fp8' cannot be used; one of fp32, fp16, bf16"),
+    ("causal = [true]", "cause = [true]", r"axes\.cause=\[True\] is not a key; one of batch, .*did you mean causal\?"),
+    ('backends = ["sdpa"]', "backends = []", r'backends=\[\] cannot be used; a list of names .* or "all"'),
+    ('backends = ["sdpa"]', 'backends = "sdpa"', r"backends='sdpa' cannot be used; a list of names"),
+    ('baseline = "sdpa"', "baseline = 1", r"baseline=1 cannot be used; a text in quotes"),
+    ('baseline = "sdpa"', "cpu = 1", r"cpu=1 cannot be used; a table"),
+    ('baseline = "sdpa"', "cpu = { name = 'x' }", r"cpu\.name='x' is not a key; one of backends"),
+    ('baseline = "sdpa"', "cpu = { axes = { seqlen = 5 } }", r"\[cpu\]: axes\.seqlen=5 cannot be used"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { long = 5 }", r"batch_by_seqlen\.long=5 cannot be used; the key is"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { 63 = 0 }", r"batch_by_seqlen\.63=0 cannot be used; a whole number"),
+    ('baseline = "sdpa"', "env = { bacth = 'B' }", r"env\.bacth='B' is not a key; .*did you mean batch\?"),
+    ('baseline = "sdpa"', "cases = []", r"axes and cases are both there; one of the two"),
+    (AXES, "", r"axes and cases are both missing; one of the two"),
+    (AXES, "cases = [{ seqlenk = 3 }]",
+     r"cases\[0\]\.seqlenk=3 is not a key; one of name, batch, .*did you mean seqlen"),
+    (AXES, "cases = [{ seqlen = [3] }]", r"cases\[0\]\.seqlen=\[3\] cannot"),
+    (AXES, "cases = [{ name = 'a' }, { name = 'a' }]",
+     r"cases\[1\]\.name='a' cannot be used; a name once"),
+    (AXES, "cases = 'all'", r"cases='all' cannot be used; a list of tables"),
+    ("axes = {", "axes = {{", r"path=\S*mine\.toml is not TOML \(.*line 8.*\); a TOML file"),
+])
+def test_a_mistake_is_answered_in_one_line(write, old, new, message):
+    assert old in GOOD
+    with pytest.raises(UsageError, match=message) as caught:
+        load_suite(write(GOOD.replace(old, new)), "cuda")
+    assert str(caught.value).startswith("suite mine.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path):
+    with pytest.raises(UsageError, match=r"suite no\.toml: path=\S+ is not there; a TOML file; shipped suites: "):
+        load_suite(str(tmp_path / "no.toml"), "cpu")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"cannot be read \(not UTF-8\)"):
+        load_suite(str(tmp_path / "bytes.toml"), "cpu")
+    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\)"):
+        load_suite(str(_folder(tmp_path / "dir.toml")), "cpu")
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_an_unknown_suite_is_answered_with_the_nearest():
+    with pytest.raises(UsageError, match=r"suite=gpt2-smal is not known; one of .*; did you mean gpt2-small\?"):
+        load_suite("gpt2-smal", "cpu")
+
+
+def test_a_suite_is_never_executed(write):
+    with pytest.raises(UsageError, match=r'axes\.seqlen="__import__'):
+        load_suite(write(GOOD.replace("[63, 127]", "[\"__import__('os').abort()\"]")), "cpu")
+
+
+def test_every_setting_is_a_field_of_the_record():
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert {one.name for one in SETTINGS} == fields - {"check", "measure", "baseline"}
+    for one in SETTINGS:
+        if one.default is not None:
+            assert one.parse(str(one.default)) == one.default
+
+
+@pytest.mark.parametrize(("name", "text", "accepted"), [
+    ("rel_ci", "0", "a number above 0 and below 1"), ("rel_ci", "1%", "a number"), ("rel_ci", "nan", "a number"),
+    ("max_seconds", "inf", "a number above 0"), ("timeout", "-1", "a number above 0"), ("iterations", "1e3", "a whole"),
+    ("iterations", "٣", "a whole"), ("lock_clocks", "1110,", r"SM\[,MEM\]"), ("device", "gpu", "auto, cpu, cuda"),
+    ("input", "ones", "one of normal, uniform, zeros"), ("regime", "", "one of burst, sustained"),
+])
+def test_a_setting_refuses(name, text, accepted):
+    with pytest.raises(UsageError, match=rf"attnbench: --{name.replace('_', '-')}=.* cannot be used; {accepted}"):
+        parse_setting("attnbench", name, text)
+
+
+@pytest.mark.parametrize(("suite", "asked", "settled"), [
+    ({}, {}, {}),
+    ({"rel_ci": 0.02}, {"max_seconds": 3.0}, {"rel_ci": 0.02, "max_seconds": 3.0}),
+    ({"warmup": 5, "iterations": 30}, {"iterations": 7}, {"warmup": 5, "iterations": 7}),
+    ({"warmup": 5, "iterations": 30}, {"rel_ci": 0.02}, {"rel_ci": 0.02}),
+    ({"rel_ci": 0.02}, {"iterations": 7}, {"rel_ci": 0.02, "iterations": 7, "warmup": 5}),
+])
+def test_counts_and_intervals_put_each_other_aside(suite, asked, settled):
+    assert settle("x", suite, asked) == settled
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"iterations": 7, "rel_ci": 0.1}, "--iterations=7 fixes what --rel-ci is to find"),
+    ({"warmup": 7}, "--warmup=7 has no count to go with; .*; add --iterations N"),
+])
+def test_counts_and_intervals_together_are_refused(asked, message):
+    with pytest.raises(UsageError, match=message):
+        settle("x", {}, asked)
+
+
+def test_loading_needs_no_torch():
+    code = ("import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+            "from attnbench.suites.load import load_suite\nprint(load_suite('quick', 'cpu').title)")
+    source = Path(load.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True)
+    assert done.stdout.startswith("A first look"), done.stderr

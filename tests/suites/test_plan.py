@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from attnbench.errors import NothingToRun, UsageError
+from attnbench.record import Record, Status
+from attnbench.suites.estimate import estimate
+from attnbench.suites.load import NamedCase, Suite, load_suite
+from attnbench.suites.plan import Request, build, environment_axes, expand, parse_axis
+from attnbench.workloads.base import load_workload
+
+ATTENTION = load_workload("attention")
+AXES = {axis.name: axis for axis in ATTENTION.axes}
+
+
+def suite(**changes):
+    fields = {"name": "s", "title": "t", "workload": "attention", "backends": ("eager", "sdpa"), "baseline": "sdpa",
+              "axes": {"seqlen": (63, 127), "causal": (False, True)}}
+    return Suite(**(fields | changes))
+
+
+def planned(request_suite, device="cpu", **changes):
+    request = Request(suite=request_suite, device=device, **changes)
+    return build(request, run_id="id", command="attnbench run s", started="2026-01-02T03:04:05Z")
+
+
+def test_a_plan_is_the_cross_product_case_by_case(backends):
+    run = planned(suite())
+    assert [group.group for group in run.plan] == [
+        "b2-s63-h8-d64-fp16-fwd", "b2-s63-h8-d64-fp16-causal-fwd",
+        "b2-s127-h8-d64-fp16-fwd", "b2-s127-h8-d64-fp16-causal-fwd"]
+    assert {group.backends for group in run.plan} == {("eager", "sdpa")}
+    assert ATTENTION.case(run.plan[1].case).id == run.plan[1].case_id
+    assert (run.suite, run.settings.baseline, run.settings.device) == ("s", "sdpa", "cpu")
+
+
+def test_replicates_stand_outermost_and_have_groups_of_their_own(backends):
+    run = planned(suite(axes={"seqlen": (1, 2)}), settings={"replicates": 2})
+    assert [(group.group, group.replicate) for group in run.plan] == [
+        ("b2-s1-h8-d64-fp16-fwd", 0), ("b2-s2-h8-d64-fp16-fwd", 0),
+        ("b2-s1-h8-d64-fp16-fwd#1", 1), ("b2-s2-h8-d64-fp16-fwd#1", 1)]
+
+
+def test_names_of_groups_do_not_depend_on_the_request(backends):
+    few = {group.group for group in planned(suite(), axes={"seqlen": (127,)}, backends=("eager",)).plan}
+    assert few < {group.group for group in planned(suite()).plan}
+
+
+def test_a_flag_replaces_an_axis_and_equal_cases_are_planned_once(backends):
+    run = planned(suite(), axes={"seqlen": (1, 1), "headdim": (32,), "headdim_v": (32, None)})
+    assert [group.case_id for group in run.plan] == ["b2-s1-h8-d32-fp16-fwd", "b2-s1-h8-d32-fp16-causal-fwd"]
+
+
+LISTED = (NamedCase(name="a", values={"seqlen": 512, "causal": True}),
+          NamedCase(name="b", values={"seqlen": 1024, "causal": False, "mode": "fwd"}))
+
+
+@pytest.mark.parametrize(("asked", "ids"), [
+    ({}, ["b2-s512-h8-d64-fp16-causal-fwd", "b2-s1024-h8-d64-fp16-fwd"]),
+    ({"seqlen": (1024,)}, ["b2-s1024-h8-d64-fp16-fwd"]),
+    ({"seqlen": (1024, 7)}, ["b2-s1024-h8-d64-fp16-fwd"]),
+    ({"headdim": (32, 65)}, ["b2-s512-h8-d32-fp16-causal-fwd", "b2-s512-h8-d65-fp16-causal-fwd",
+                             "b2-s1024-h8-d32-fp16-fwd", "b2-s1024-h8-d65-fp16-fwd"]),
+    ({"mode": ("bwd",)}, ["b2-s512-h8-d64-fp16-causal-bwd"]),
+])
+def test_on_listed_cases_a_flag_selects_and_sets_what_they_leave_open(asked, ids):
+    assert list(expand(suite(axes={}, cases=LISTED), ATTENTION, asked)) == ids
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"seqlen": (2048,)}, r"suite s: seqlen=2048 selects none of its cases; one of 512, 1024; `attnbench compare`"),
+    ({"seqlen": (512,), "causal": (False,)}, r"suite s: causal=False selects none of its cases; one of True"),
+    ({"attn_dim": (3,)}, r"suite s: axis=attn_dim is not known; one of batch, causal"),
+])
+def test_a_selection_of_nothing_says_what_there_is(asked, message):
+    with pytest.raises(UsageError, match=message):
+        expand(suite(axes={}, cases=LISTED), ATTENTION, asked)
+
+
+def test_outside_the_map_of_batches_the_answer_names_its_lengths():
+    sweep = load_suite("flash-sweep", "cuda")
+    with pytest.raises(UsageError, match=(r"suite flash-sweep: seqlen=3000 has no batch size in its batch_by_seqlen; "
+                                          r"one of 512, 1024, 2048, 4096, 8192, 16384; or state .* --batch")):
+        expand(sweep, ATTENTION, {"seqlen": (512, 3000)})
+    cases = expand(sweep, ATTENTION, {"seqlen": (512, 3000), "batch": (3,), "dtype": ("fp16",)})
+    assert [(case.batch, case.seqlen) for case in cases.values()] == [(3, 512), (3, 3000)]
+
+
+def test_a_case_that_contradicts_itself_is_refused(backends):
+    with pytest.raises(UsageError, match=r"nheads_kv=3 does not divide nheads=8; a divisor of nheads"):
+        planned(suite(), axes={"nheads_kv": (3,)})
+
+
+@pytest.mark.parametrize(("device", "asked", "names"), [
+    ("cpu", ("all",), ("eager", "sdpa", "sdpa-math", "sdpa-flash", "flex")),
+    ("cuda:1", ("all",), ("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flash-attn-2",
+                          "flex")),
+    ("cpu", ("sdpa-*",), ("sdpa-math", "sdpa-flash")),
+    ("cpu", ("sdpa-cudnn", "eager"), ("sdpa-cudnn", "eager")),
+    ("cpu", ("eager,sdpa", "eager"), ("eager", "sdpa")),
+    ("cuda", ("flash-attn-2|sdpa-flash",), ("sdpa-flash",)),
+    ("cpu", ("flash-attn-2|sdpa-cudnn",), ("flash-attn-2",)),
+])
+def test_backends_asked_for_by_name_stay_and_wildcards_mean_this_device(backends, device, asked, names):
+    assert planned(suite(), device, backends=asked).plan[0].backends == names
+
+
+@pytest.mark.parametrize(("changes", "names", "baseline"), [
+    ({}, ("eager", "sdpa"), "sdpa"),
+    ({"backends": ("eager",)}, ("eager",), "eager"),
+    ({"skip": ("sdpa",)}, ("eager",), "eager"),
+    ({"baseline": "sdpa-math"}, ("sdpa-math", "eager", "sdpa"), "sdpa-math"),
+    ({"baseline": "flash-attn-2|sdpa-flash"}, ("sdpa-flash", "eager", "sdpa"), "sdpa-flash"),
+    ({"files": ("/somewhere/mine.py",)}, ("eager", "sdpa", "mine"), "sdpa"),
+    ({"files": ("/somewhere/mine.py",), "backends": ("sdpa",)}, ("sdpa", "mine"), "sdpa"),
+])
+def test_the_baseline_is_always_measured(backends, changes, names, baseline):
+    run = planned(suite(), **changes)
+    assert run.plan[0].backends == names
+    assert run.settings.baseline == baseline
+    assert run.backend_files == tuple("mine.py" for _ in changes.get("files", ()))
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), [
+    ({"backends": ("spda",)}, UsageError, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
+    ({"skip": ("spda",)}, UsageError, r"backends: name=spda is not known"),
+    ({"baseline": "spda"}, UsageError, r"backends: name=spda is not known"),
+    ({"baseline": "spda|sdpa"}, UsageError, r"backends: name=spda is not known"),
+    ({"baseline": "sdpa-*"}, UsageError, r"suite s: baseline=sdpa-\* means 4 backends; one backend"),
+    ({"skip": ("all",)}, NothingToRun, r"suite s: backends=eager,sdpa leaves nothing to run on cpu"),
+])
+def test_a_wrong_selection_of_backends(backends, changes, error, message):
+    with pytest.raises(error, match=message):
+        planned(suite(), **changes)
+
+
+def test_a_typo_in_a_suites_baseline_is_found(backends):
+    with pytest.raises(UsageError, match="name=spda is not known"):
+        planned(suite(baseline="spda"))
+
+
+@pytest.mark.parametrize(("axis", "text", "values"), [
+    ("seqlen", "512,1024", (512, 1024)), ("seqlen", " 1 , 63", (1, 63)), ("seqlen", "7,7", (7,)),
+    ("causal", "both", (False, True)), ("causal", "true", (True,)), ("window", "128:0,none", ((128, 0), None)),
+    ("dtype", "bf16,fp32", ("bf16", "fp32")),
+])
+def test_values_of_an_axis(axis, text, values):
+    assert parse_axis("attnbench run", AXES[axis], text) == values
+
+
+@pytest.mark.parametrize(("axis", "text", "message"), [
+    ("seqlen", "512,", r"attnbench run: --seqlen='' cannot be used; a whole number from 1"),
+    ("seqlen_k", "0", r"attnbench run: --seqlen-k=0 cannot be used; a whole number from 1"),
+    ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+    ("causal", "yes", r"causal=yes cannot be used; one of true, false, both"),
+])
+def test_a_wrong_value_of_an_axis(axis, text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_axis("attnbench run", AXES[axis], text)
+
+
+def test_the_environment_sets_axes_of_the_suites_that_say_so():
+    environ = {"BATCH": "3", "SEQLEN": "63,65", "NHEADS": "", "HOME": "/"}
+    assert environment_axes(load_suite("minimal", "cpu"), environ) == {"batch": (3,), "seqlen": (63, 65)}
+    assert environment_axes(load_suite("quick", "cpu"), environ) == {}
+    with pytest.raises(UsageError, match=r"environment variable SEQLEN=long cannot be used; a whole number"):
+        environment_axes(load_suite("compare", "cpu"), {"SEQLEN": "long"})
+
+
+def test_an_estimate_counts_what_is_left(backends):
+    run = planned(suite(), settings={"max_seconds": 4.0})
+    whole = estimate(run)
+    assert whole.low_s == pytest.approx(2 + 4 * (2 * 0.05 + 0.4))
+    assert 4 * 4 < whole.high_s < 12 + 4 * (2 * 1 + 4 + 1)
+    assert str(whole) == "4 s to 36 s: at most 4 s of sampling a group; set-up and compiling are guesses"
+    records = [Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend=name,
+                      status=Status.SKIPPED, reason="r") for group in run.plan[:2] for name in group.backends]
+    half = estimate(dataclasses.replace(run, records=tuple(records)))
+    assert half.low_s == pytest.approx(2 + 2 * (2 * 0.05 + 0.4))
+
+
+def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends):
+    counted = estimate(planned(suite(backends=("flex",)), settings={"iterations": 10}))
+    assert "5 + 10 launches a row" in counted.basis
+    assert counted.high_s > 4 * 40
+    run = planned(suite())
+    checked = estimate(dataclasses.replace(run, settings=dataclasses.replace(run.settings, measure=False)))
+    assert checked.high_s < estimate(run).high_s
+    assert "checks only" in checked.basis
