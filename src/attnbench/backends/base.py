@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.errors import Unavailable
@@ -74,6 +76,8 @@ class Launch:
     executed_flops: int | None = None
     capturable: bool = True
     "may be recorded in a CUDA graph"
+    notes: tuple[str, ...] = ()
+    "what the record should say of this launch: the kernel a dispatcher chose, a mask turned into a tensor"
 
     def call(self, mode: str) -> Callable[[], Any]:
         """The closure that a sample of this mode times."""
@@ -155,8 +159,21 @@ class Backend(ABC):
 
 
 def module_exists(name: str) -> bool:
-    """Whether `name` can be found, parents imported by the finder only where they exist."""
+    """Whether `name` can be imported, asked without importing anything.
+
+    ``find_spec("a.b")`` would import the package ``a``, and with it torch and a library's own
+    start-up; walking the search paths of the specs does not.
+    """
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    first, *rest = name.split(".")
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(first)
+        for depth in range(len(rest)):
+            if spec is None or spec.submodule_search_locations is None:
+                return False
+            below = ".".join([first, *rest[: depth + 1]])
+            spec = PathFinder.find_spec(below, spec.submodule_search_locations)
     except (ImportError, ValueError, AttributeError):
         return False
+    return spec is not None

@@ -1,0 +1,120 @@
+"""What every adapter for dense softmax attention shares: its limits, said as data.
+
+An adapter states what its library takes; `Limits.check` refuses the rest, one field at a time, in
+the words of the library's own fact.  Nothing is ever converted silently to something slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attnbench.backends.base import Backend, Machine
+from attnbench.backends.mask import Mask
+from attnbench.errors import Unsupported, refusal
+
+ALL_DTYPES = ("fp32", "fp16", "bf16")
+HALF_DTYPES = ("fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a library takes; the defaults refuse whatever an adapter does not name."""
+
+    dtypes: tuple[str, ...] = HALF_DTYPES
+    headdims: tuple[int, ...] = ()
+    "the only head dimensions; () leaves it to the two below"
+    max_headdim: int | None = None
+    headdim_multiple: int = 1
+    headdim_v: bool = False
+    "V may have a head dimension of its own"
+    gqa: bool = False
+    window: bool = False
+    bottom_right: bool = False
+    "causal with Sq ≠ Sk can be had aligned to the bottom right"
+    empty_rows: bool = False
+    "rows without a visible key give 0"
+    varlen: bool = False
+    backward: bool = False
+    capability: tuple[int, int] | None = None
+    "least compute capability"
+    capability_below: tuple[int, int] | None = None
+    "first compute capability that is too new"
+
+    def check(self, who: str, case: Any, machine: Machine) -> None:
+        """Refuse what is not within the limits.
+
+        Args:
+            who: the backend's name.
+            case: an attention case.
+            machine: where it would run.
+
+        Raises:
+            Unsupported: naming the first field that does not fit.
+        """
+        for fits, field, value, wrong, accepted in (*self._numbers(case), *self._masks(case), *self._card(machine)):
+            if not fits:
+                raise Unsupported(refusal(who, field, value, wrong, accepted))
+
+    def _numbers(self, case: Any) -> list[tuple[bool, str, object, str, str]]:
+        rows: list[tuple[bool, str, object, str, str]] = [
+            (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
+            (self.backward or case.mode == "fwd", "mode", case.mode, "has no backward", "fwd"),
+            (self.varlen or not case.packed, "lengths", case.lengths, "is not supported", "full"),
+            (self.headdim_v or case.headdim == case.headdim_v, "headdim_v", case.headdim_v, "differs from headdim",
+             f"the headdim, {case.headdim}"),
+            (self.gqa or case.nheads == case.nheads_kv, "nheads_kv", case.nheads_kv, "differs from nheads",
+             f"the nheads, {case.nheads}"),
+        ]
+        for field, dim in (("headdim", case.headdim), ("headdim_v", case.headdim_v)):
+            if self.headdims:
+                rows.append((dim in self.headdims, field, dim, "is not supported",
+                             f"one of {', '.join(map(str, self.headdims))}"))
+            if self.max_headdim is not None:
+                rows.append((dim <= self.max_headdim, field, dim, "is too large", f"at most {self.max_headdim}"))
+            rows.append((dim % self.headdim_multiple == 0, field, dim, "does not fit",
+                         f"a multiple of {self.headdim_multiple}"))
+        return rows
+
+    def _masks(self, case: Any) -> list[tuple[bool, str, object, str, str]]:
+        mask = Mask.of(case)
+        aligned = self.bottom_right or not mask.causal or mask.square
+        return [
+            (self.window or not mask.window, "window", case.window, "is not supported", "none"),
+            (aligned, "causal", f"{case.causal} with seqlen={case.seqlen}, seqlen_k={case.seqlen_k}",
+             "would be aligned to the top left", "equal lengths, or seqlen=1"),
+            (self.empty_rows or not mask.empty_rows, "seqlen_k", case.seqlen_k,
+             f"leaves {mask.empty_rows} rows without a visible key", f"at least seqlen={case.seqlen}"),
+        ]
+
+    def _card(self, machine: Machine) -> list[tuple[bool, str, object, str, str]]:
+        have = machine.capability
+        if have is None:
+            return []
+        shown, least, end = (".".join(map(str, it)) if it else "" for it in (have, self.capability,
+                                                                            self.capability_below))
+        return [
+            (self.capability is None or have >= self.capability, "compute capability", shown, "is too old",
+             f"at least {least}"),
+            (self.capability_below is None or have < self.capability_below, "compute capability", shown,
+             "is not supported", f"below {end}"),
+        ]
+
+
+class DenseBackend(Backend):
+    """An adapter for the workload `attention` that computes softmax attention."""
+
+    workload = "attention"
+    variant = "softmax"
+    limits: ClassVar[Limits]
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the library cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        if machine.device not in self.devices:
+            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
+                                      f"one of {', '.join(self.devices)}"))
+        self.limits.check(self.name, case, machine)

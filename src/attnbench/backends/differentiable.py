@@ -1,0 +1,112 @@
+"""From a differentiable function ``fn(q, k, v) -> out`` to a launch.
+
+`Operands` holds a session's own copy of the inputs in the layout the library wants, made untimed
+and contiguous; `Operands.launch` wraps the function.  The copies are the session's: reloading one
+session leaves the inputs, which all sessions of a group share, as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch
+from attnbench.errors import WorkerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+"""out = fn(q, k, v), all in the library's layout."""
+
+
+class Operands:
+    """q, k, v and dout of one session.
+
+    Shapes are the workload's own: dense [B, S, H, D] or packed [T, H, D]; with `heads_first` dense
+    tensors are [B, H, S, D].  In a mode with a backward, q, k and v are leaves that want gradients.
+    """
+
+    def __init__(self, case: Any, inputs: Any, *, heads_first: bool = False) -> None:
+        self.heads_first = heads_first
+        self.mode: str = case.mode
+        self.trains = case.mode != "fwd"
+        self.q, self.k, self.v = (self._own(x).requires_grad_(self.trains) for x in (inputs.q, inputs.k, inputs.v))
+        self.dout = self._own(inputs.dout) if self.trains else None
+
+    def launch(self, fn: Attention, **options: Any) -> Launch:
+        """Wrap `fn`, which must be differentiable in a mode with a backward.
+
+        `forward` first lets go of the last result, so that peak memory is the function's own;
+        `backward` keeps the graph, so that it can be called again, and writes no ``.grad``.
+
+        Args:
+            fn: the attention function, in this session's layout.
+            options: further fields of `Launch`.
+        """
+        import torch
+
+        q, k, v = leaves = (self.q, self.k, self.v)
+        dout = self.dout
+        no_grad, grad = torch.no_grad, torch.autograd.grad
+        out: Tensor | None = None
+        grads: tuple[Tensor, ...] = ()
+
+        def infer() -> None:
+            nonlocal out
+            out = None
+            with no_grad():
+                out = fn(q, k, v)
+
+        def train() -> None:
+            nonlocal out, grads
+            out, grads = None, ()
+            out = fn(q, k, v)
+
+        def backward() -> None:
+            nonlocal grads
+            grads = ()
+            if out is None:
+                raise WorkerError("launch: backward was called before forward")
+            grads = grad(out, leaves, dout, retain_graph=True)
+
+        def outputs() -> dict[str, Tensor]:
+            if out is None:
+                raise WorkerError("launch: outputs were asked for before forward")
+            named = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=False))
+            return {name: self._canonical(x) for name, x in named.items()}
+
+        def reload(inputs: Any) -> None:
+            nonlocal out, grads
+            out, grads = None, ()
+            self.load(inputs)
+
+        # A backward captured alone would run on the stream its forward ran on, outside the graph.
+        options.setdefault("capturable", self.mode != "bwd")
+        return Launch(forward=train if self.trains else infer, backward=backward if self.trains else None,
+                      outputs=outputs, reload=reload, **options)
+
+    def load(self, inputs: Any) -> None:
+        """Copy new values of the same shapes in place."""
+        import torch
+
+        with torch.no_grad():
+            for own, new in ((self.q, inputs.q), (self.k, inputs.k), (self.v, inputs.v), (self.dout, inputs.dout)):
+                if own is not None:
+                    own.copy_(self._native(new))
+
+    def _own(self, x: Tensor) -> Tensor:
+        import torch
+
+        return self._native(x.detach()).clone(memory_format=torch.contiguous_format)
+
+    def _native(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2) if self.heads_first else x
+
+    def _canonical(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2) if self.heads_first else x
+
+
+def differentiable(fn: Attention, case: Any, inputs: Any, *, heads_first: bool = False, **options: Any) -> Launch:
+    """Wrap a function that needs nothing of its operands beforehand; see `Operands.launch`."""
+    return Operands(case, inputs, heads_first=heads_first).launch(fn, **options)

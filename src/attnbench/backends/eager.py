@@ -1,0 +1,54 @@
+"""``eager``: attention as a textbook writes it in PyTorch, in four steps (matmul, mask, softmax, matmul).
+
+The scores are kept whole, [B, H, Sq, Sk]: this is what fused kernels are compared with, and what
+runs out of memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.differentiable import differentiable
+from attnbench.backends.mask import Mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Eager(DenseBackend):
+    """Unfused attention; keys and values of a group are repeated for its query heads."""
+
+    name = "eager"
+    title = "PyTorch standard"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
+                    backward=True)
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors [B, H, S, D]; the mask is made once."""
+        import torch
+
+        mask = Mask.of(case)
+        visible = mask.visible(inputs.q.device)
+        hidden = None if visible is None else visible.logical_not_()
+        scale = case.scale
+        repeats = case.group_size
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if repeats > 1:
+                k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+            scores = (q * scale) @ k.transpose(-2, -1)
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+            weights = scores.softmax(dim=-1)
+            if hidden is not None and mask.empty_rows:
+                weights = weights.masked_fill(hidden, 0.0)
+            return weights @ v
+
+        yield differentiable(attend, case, inputs, heads_first=True)

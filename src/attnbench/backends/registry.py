@@ -1,0 +1,242 @@
+"""Which backends there are, and which of them a request means.
+
+Backends come from three places: the files of this folder, the entry points of other packages in
+the group ``attnbench.backends`` (a class, or a module holding classes), and the files a user names
+(``--backends ./mine.py``).  Nothing here imports torch or a library: an adapter file imports
+neither, so listing every backend costs milliseconds.
+
+A selector is ``name``, ``name[short-form]`` (a configuration of that backend), a wildcard such as
+``sdpa-*``, or ``all``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attnbench.backends.base import Backend, Launch
+from attnbench.errors import Unavailable, UsageError, refusal, unknown
+
+GROUP = "attnbench.backends"
+"""Entry point group through which another package brings backends."""
+
+
+class BrokenBackend(Backend):
+    """Stands for an entry point that does not import: listed with the reason, never run."""
+
+    workload = "unknown"
+    variant = "unknown"
+    install = "mend or uninstall the package that offers it"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name  # type: ignore[misc]  # one class stands for every broken entry point
+        self.reason = reason
+
+    def probe(self) -> None:
+        """Say why it is not there.
+
+        Raises:
+            Unavailable: always.
+        """
+        raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
+
+    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+        """Refuse, as `probe` does."""
+        raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
+
+
+def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
+    """Every backend by name: this folder's, other packages', then the given files'.
+
+    Args:
+        files: paths of Python files with `Backend` subclasses; each is run once a process.
+
+    Raises:
+        UsageError: a file does not import or holds no backend, or two backends share a name.
+    """
+    found: dict[str, tuple[str, Backend]] = {}
+    for place, backend in _everything(files):
+        if backend.name in found:
+            both = f"{found[backend.name][0]} and {place}"
+            raise UsageError(refusal("backends", "name", backend.name, f"is defined twice: {both}",
+                                     "one backend a name", "rename one of them"))
+        found[backend.name] = (place, backend)
+    return {name: backend for name, (_, backend) in found.items()}
+
+
+def select(
+    names: Iterable[str], *, skip: Iterable[str] = (), workload: str | None = None, files: Sequence[str] = ()
+) -> list[str]:
+    """Expand selectors into backend names, in the order asked for, each once.
+
+    Args:
+        names: selectors, each possibly a comma list.
+        skip: selectors of what to leave out; a bare name leaves out its configurations too.
+        workload: only backends of this workload; one of another, asked for by name, is refused.
+        files: as for `all_backends`.
+
+    Returns:
+        ``name`` or ``name[short-form]``, ready for `resolve`.
+
+    Raises:
+        UsageError: a selector is malformed, or means no backend (the nearest name is offered).
+    """
+    backends = all_backends(files)
+    dropped = list(_expand(skip, backends, None))
+    chosen = dict.fromkeys(_expand(names, backends, workload))
+    return [one for one in chosen if one not in dropped and parse_selector(one)[0] not in dropped]
+
+
+def resolve(selector: str, case: Any = None, *, files: Sequence[str] = ()) -> Backend:
+    """Build the backend a selector of `select` names.
+
+    Args:
+        selector: ``name`` or ``name[short-form]``.
+        case: needed for a short form: configurations depend on the case.
+        files: as for `all_backends`.
+
+    Raises:
+        UsageError: no such backend, or no such configuration of it for this case.
+    """
+    name, short = parse_selector(selector)
+    backends = all_backends(files)
+    if name not in backends:
+        raise unknown("backends", "name", name, backends)
+    if short is None:
+        return backends[name]
+    configs = {config.short: config for config in backends[name].configs(case)}
+    if not configs:
+        raise UsageError(refusal("backends", "name", selector, "asks for a configuration", f"{name} has none"))
+    if short not in configs:
+        raise unknown(name, "config", short, configs)
+    return type(backends[name])(configs[short])
+
+
+def split_selectors(text: str) -> list[str]:
+    """Split a comma list; commas inside brackets belong to the selector."""
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
+def parse_selector(text: str) -> tuple[str, str | None]:
+    """Split ``name[short-form]`` into its two parts.
+
+    Raises:
+        UsageError: brackets that do not match, or nothing in them.
+    """
+    match = re.fullmatch(r"([^\[\]]+)(?:\[([^\[\]]+)\])?", text)
+    if match is None:
+        raise UsageError(refusal("backends", "name", text, "is not a selector",
+                                 "name, name[short-form], a wildcard such as sdpa-*, or all"))
+    return match[1], match[2]
+
+
+def _expand(selectors: Iterable[str], backends: dict[str, Backend], workload: str | None) -> Iterator[str]:
+    ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
+    for selector in (part for text in selectors for part in split_selectors(text)):
+        name, short = parse_selector(selector)
+        pattern = "*" if name == "all" else name
+        if "*" in pattern or "?" in pattern:
+            matching = [one for one in ours if fnmatchcase(one, pattern)]
+            if not matching or short is not None:
+                wrong = "takes no configuration" if short is not None else "matches no backend"
+                raise UsageError(refusal("backends", "name", selector, wrong, f"one of {', '.join(sorted(ours))}"))
+            yield from matching
+        elif name not in backends:
+            raise unknown("backends", "name", name, ours)
+        elif name not in ours and not isinstance(backends[name], BrokenBackend):
+            raise UsageError(refusal("backends", "name", name, f"computes {backends[name].workload}",
+                                     f"a backend of {workload}: {', '.join(sorted(ours))}"))
+        else:
+            yield selector
+
+
+def _everything(files: Sequence[str]) -> Iterator[tuple[str, Backend]]:
+    import attnbench.backends as room
+
+    for info in pkgutil.iter_modules(room.__path__, "attnbench.backends."):
+        if info.name not in (__name__, Backend.__module__):
+            for cls in _classes(importlib.import_module(info.name)):
+                yield info.name, cls()
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        for backend in _from_entry_point(entry):
+            yield f"entry point {entry.value}", backend
+    for file in dict.fromkeys(files):
+        for cls in _from_file(file):
+            yield file, cls()
+
+
+def _classes(module: ModuleType) -> list[type[Backend]]:
+    """Backends a module defines: concrete, named, and not merely imported into it."""
+    return [item for item in vars(module).values()
+            if isinstance(item, type) and issubclass(item, Backend) and item.__module__ == module.__name__
+            and not inspect.isabstract(item) and hasattr(item, "name")]
+
+
+def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
+    try:
+        loaded = entry.load()
+        classes = _classes(loaded) if isinstance(loaded, ModuleType) else [loaded]
+        if not classes or not all(isinstance(cls, type) and issubclass(cls, Backend) for cls in classes):
+            return [BrokenBackend(entry.name, f"entry point {entry.value} is not a Backend and holds none")]
+        return [cls() for cls in classes]
+    except Exception as error:  # an edge: a stranger's package may fail in any way, and must not end ours
+        reason = f"entry point {entry.value} does not import: {_one_line(error)}"
+        return [BrokenBackend(entry.name, reason)]
+
+
+def _from_file(file: str) -> list[type[Backend]]:
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(refusal("backends", "file", file, "is not there", "a Python file with a Backend"))
+    try:
+        module = _load(path)
+    except (Exception, SystemExit) as error:  # an edge: the file is the user's and may fail in any way
+        wrong = f"does not import: line {_line_of(error, path)}: {_one_line(error)}"
+        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
+    classes = _classes(module)
+    if not classes:
+        raise UsageError(refusal("backends", "file", file, "holds no backend",
+                                 "a concrete subclass of attnbench.backends.base.Backend with a name"))
+    return classes
+
+
+@cache
+def _load(path: Path) -> ModuleType:
+    name = f"attnbench_file_{path.stem}_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} does not end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and triton look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> int | str:
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or "?"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines and lines[-1] else "?"
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")

@@ -1,0 +1,41 @@
+"""``sdpa``: torch's scaled_dot_product_attention as users call it, torch choosing the kernel.
+
+The choice is asked for with the launch's own tensors and stands in its notes.  torch aligns
+``is_causal`` to the top left; for Sq ≠ Sk the documented way to the bottom right is a
+`causal_lower_right` bias on a GPU, and a mask tensor elsewhere and for windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attnbench.backends.base import Launch
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.differentiable import Operands
+from attnbench.backends.mask import Mask
+from attnbench.backends.sdpa_call import Call, choice
+
+
+class Sdpa(DenseBackend):
+    """The kernel is torch's choice, and named."""
+
+    name = "sdpa"
+    title = "SDPA, torch's choice"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
+                    backward=True)
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors [B, H, S, D]; a mask, where one is needed, is made once."""
+        operands = Operands(case, inputs, heads_first=True)
+        mask = Mask.of(case)
+        on_gpu = operands.q.device.type == "cuda"
+        if mask.causal and not mask.square and not mask.empty_rows and on_gpu:
+            call = Call.bottom_right(case, mask)
+        else:
+            call = Call.of(case, mask, operands.q.device)
+        yield operands.launch(call.attend(), notes=(f"torch chose {choice(call, operands)}", *call.notes))

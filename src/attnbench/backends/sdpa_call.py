@@ -1,0 +1,173 @@
+"""How scaled_dot_product_attention is called, and how one of its kernels is pinned.
+
+`torch.nn.attention.sdpa_kernel` sets a global for as long as it is open and costs 8 µs of host time
+a call; a session may leave no global set, so `pinned` flips the same four switches inside the call
+(about 1 µs) and puts them back.  What runs is what users run: F.scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+
+from attnbench.backends.base import Launch
+from attnbench.backends.dense import DenseBackend
+from attnbench.backends.differentiable import Attention, Operands
+from attnbench.backends.mask import Mask
+from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import device
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SWITCHES = ("flash", "mem_efficient", "cudnn", "math")
+"""Kernels as torch.backends.cuda names their switches (which hold on the CPU too)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The arguments beside q, k and v."""
+
+    gqa: bool
+    bias: Any = None
+    "a bool mask [Sq, Sk], True where a key is seen, or a causal bias of torch's own; None for none"
+    is_causal: bool = False
+
+    @classmethod
+    def of(cls, case: Any, mask: Mask, device: device) -> Call:
+        """The plainest call that computes `mask`: a flag where one says it, else a mask tensor."""
+        gqa = case.nheads != case.nheads_kv
+        if mask.causal and mask.square:
+            return cls(gqa=gqa, is_causal=True)
+        return cls(gqa=gqa, bias=mask.visible(device))
+
+    @classmethod
+    def bottom_right(cls, case: Any, mask: Mask) -> Call:
+        """Causal with Sq ≠ Sk, as a bias that flash and efficient turn into their own flag."""
+        from torch.nn.attention.bias import causal_lower_right
+
+        ((queries, keys),) = mask.sequences
+        with warnings.catch_warnings():
+            # torch warns that rows without a key become NaN: the limits of an adapter decide on those.
+            warnings.simplefilter("ignore", UserWarning)
+            return cls(gqa=case.nheads != case.nheads_kv, bias=causal_lower_right(queries, keys))
+
+    @property
+    def lower_right(self) -> bool:
+        """Whether the bias is torch's own causal one."""
+        return self.bias is not None and hasattr(self.bias, "variant")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the record should know of this call."""
+        masked = self.bias is not None and not self.lower_right
+        return ("the mask is a tensor: hidden keys are computed and then dropped",) if masked else ()
+
+    def attend(self) -> Attention:
+        """The call as a function of q, k and v, all [B, H, S, D]."""
+        import torch
+
+        return partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=self.bias,
+                       is_causal=self.is_causal, enable_gqa=self.gqa)
+
+
+def choice(call: Call, operands: Operands) -> str:
+    """Name of the kernel torch will choose for these tensors, such as FLASH_ATTENTION."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    q, k, v = operands.q, operands.k, operands.v
+    bias = call.bias
+    if call.lower_right:  # torch's bias tries these two before it becomes a tensor
+        for kernel in ("flash", "mem_efficient"):
+            if _accepts(kernel, call, operands):
+                return {"flash": "FLASH_ATTENTION", "mem_efficient": "EFFICIENT_ATTENTION"}[kernel]
+        bias = call.bias._materialize(q.device)
+    number = torch._fused_sdp_choice(q, k, v, attn_mask=bias, is_causal=call.is_causal, enable_gqa=call.gqa)
+    return next((name for name, member in SDPBackend.__members__.items() if int(member) == number), str(number))
+
+
+def pinned(kernel: str, inner: Callable[P, R]) -> Callable[P, R]:
+    """Let only one kernel of torch take what `inner` calls; torch raises where that one cannot.
+
+    Args:
+        kernel: one of `SWITCHES`.
+        inner: the call; the switches are as they were when it returns.
+    """
+    switches = [(read, write, name == kernel) for name, read, write in _switches()]
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = [(write, read()) for read, write, _ in switches]
+        for _, write, allowed in switches:
+            write(allowed)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            for write, allowed in before:
+                write(allowed)
+
+    return call
+
+
+class PinnedSdpa(DenseBackend):
+    """A kernel of torch's own, and no other."""
+
+    install = "part of torch"
+    kernel: ClassVar[str]
+    "one of SWITCHES"
+    native_bottom_right: ClassVar[bool] = False
+    "on a GPU the kernel itself can align its causal mask to the bottom right"
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors [B, H, S, D]; torch is asked once, untimed, whether the kernel takes them.
+
+        Raises:
+            Unsupported: it does not; with torch's own reason.
+        """
+        operands = Operands(case, inputs, heads_first=True)
+        mask = Mask.of(case)
+        on_gpu = operands.q.device.type == "cuda"
+        if mask.causal and not mask.square and on_gpu and self.native_bottom_right:
+            call = Call.bottom_right(case, mask)
+        else:
+            call = Call.of(case, mask, operands.q.device)
+        if on_gpu and self.kernel != "math":
+            self._ask(case, call, operands)
+        yield operands.launch(pinned(self.kernel, call.attend()), notes=call.notes)
+
+    def _ask(self, case: Any, call: Call, operands: Operands) -> None:
+        reasons: list[str] = []
+        if not pinned(self.kernel, _accepts)(self.kernel, call, operands, reasons):
+            raise Unsupported(refusal(self.name, "case", case.id, f"is refused by torch: {' '.join(reasons)}",
+                                      "what torch says this kernel takes"))
+
+
+def _accepts(kernel: str, call: Call, operands: Operands, reasons: list[str] | None = None) -> bool:
+    """Ask torch whether a fused kernel takes these tensors; its warnings are the reasons."""
+    import torch
+
+    cuda = torch.backends.cuda
+    can_use: Callable[..., bool] = {"flash": cuda.can_use_flash_attention, "cudnn": cuda.can_use_cudnn_attention,
+                                    "mem_efficient": cuda.can_use_efficient_attention}[kernel]
+    bias = None if call.lower_right else call.bias
+    params = cuda.SDPAParams(operands.q, operands.k, operands.v, bias, 0.0, call.is_causal, call.gqa)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        accepted = can_use(params, reasons is not None)
+    if reasons is not None:
+        reasons += [str(warning.message).split(" (Triggered internally")[0] for warning in said]
+    return accepted
+
+
+def _switches() -> list[tuple[str, Callable[[], bool], Callable[[bool], None]]]:
+    import torch
+
+    cuda = torch.backends.cuda
+    return [(name, getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")) for name in SWITCHES]

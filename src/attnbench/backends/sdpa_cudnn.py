@@ -1,0 +1,19 @@
+"""``sdpa-cudnn``: SDPA with the cuDNN kernel pinned.
+
+torch hands cuDNN a top-left causal flag only, so causal with Sq ≠ Sk is refused rather than turned
+into a mask tensor of Sq × Sk.  The first call of a shape builds a plan.
+"""
+
+from __future__ import annotations
+
+from attnbench.backends.dense import Limits
+from attnbench.backends.sdpa_call import PinnedSdpa
+
+
+class SdpaCudnn(PinnedSdpa):
+    """Largest head dimension and grouped heads depend on card and cuDNN: torch is asked at the session."""
+
+    name = "sdpa-cudnn"
+    title = "SDPA cuDNN"
+    kernel = "cudnn"
+    limits = Limits(max_headdim=256, headdim_multiple=8, headdim_v=True, gqa=True, backward=True, capability=(8, 0))

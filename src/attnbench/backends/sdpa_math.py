@@ -1,0 +1,21 @@
+"""``sdpa-math``: SDPA with torch's unfused path pinned.
+
+It composes plain operators and keeps the scores whole.  16-bit inputs are computed in 32 bits
+unless torch is told otherwise, so it is slower and more exact than `eager`.
+"""
+
+from __future__ import annotations
+
+from attnbench.backends.dense import ALL_DTYPES, Limits
+from attnbench.backends.sdpa_call import PinnedSdpa
+
+
+class SdpaMath(PinnedSdpa):
+    """The unfused path, with a mask tensor wherever `is_causal` does not say it."""
+
+    name = "sdpa-math"
+    title = "SDPA math"
+    kernel = "math"
+    devices = ("cpu", "cuda")
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
+                    backward=True)
