@@ -1,0 +1,71 @@
+"""How the command line and the suite files spell the fields of an `AttentionCase`.
+
+The defaults are the shape of the seeds' minimal benchmark.  Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attnbench.workloads.attention.case import ACCEPTED_LENGTHS, DTYPES, LARGEST_SIZE, MODES, read_lengths
+from attnbench.workloads.base import Axis
+
+ACCEPTED_WINDOW = "none, LEFT or LEFT:RIGHT in keys, -1 for unbounded (LEFT alone: RIGHT is 0 if causal, else LEFT)"
+
+
+def parse_size(text: str) -> int:
+    """Read a whole number from 1 to `LARGEST_SIZE`."""
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and 1 <= int(text) <= LARGEST_SIZE):
+        raise ValueError(f"a whole number from 1 to {LARGEST_SIZE}")
+    return int(text)
+
+
+def parse_boolean(text: str) -> bool:
+    """Read true or false."""
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+    return text == "true"
+
+
+def parse_window(text: str) -> tuple[int, int] | int | None:
+    """Read a window; a single number waits for the case, which knows whether it is causal."""
+    if text == "none":
+        return None
+    try:
+        bounds = [int(bound) for bound in text.split(":")]
+    except ValueError:
+        raise ValueError(ACCEPTED_WINDOW) from None
+    if len(bounds) > 2 or min(bounds) < -1:
+        raise ValueError(ACCEPTED_WINDOW)
+    return bounds[0] if len(bounds) == 1 else (bounds[0], bounds[1])
+
+
+def parse_lengths(text: str) -> str:
+    """Read a name or explicit lengths; the case checks them against batch and seqlen."""
+    read_lengths(text)
+    return text
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+AXES = (
+    Axis("batch", parse_size, "sequences", 2),
+    Axis("seqlen", parse_size, "queries of a sequence (the longest, with --lengths)", 1024),
+    Axis("seqlen_k", parse_size, "keys of a sequence; default: as many as queries", None),
+    Axis("nheads", parse_size, "query heads", 8),
+    Axis("nheads_kv", parse_size, "key and value heads, dividing nheads (GQA); default: nheads", None),
+    Axis("headdim", parse_size, "size of a query and a key", 64),
+    Axis("headdim_v", parse_size, "size of a value and an output; default: headdim", None),
+    Axis("causal", parse_boolean, "hide later keys; the last query meets the last key", False, boolean=True),
+    Axis("window", parse_window, f"sliding window: {ACCEPTED_WINDOW}", None),
+    Axis("dtype", _one_of(DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("mode", _one_of(MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
+    Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
+)

@@ -1,0 +1,170 @@
+"""Which part of a case is compared, and how the parts of its tensors lie.
+
+A pair is (sequence, KV head) and stands for all of it: every query of the sequence in every query
+head of that KV head's group, and every key and value of the KV head.  Nothing smaller has a complete
+dK and dV.  H query heads, G KV heads, R = H / G query heads a group, in two layouts:
+
+    name        whole (no draw)                        drawn pairs, one after another
+    out         [B, Sq, H, Dv]  or packed [Tq, H, Dv]  [Σ Sq of the pairs, R, Dv]
+    dq          [B, Sq, H, D]   or packed [Tq, H, D]   [Σ Sq of the pairs, R, D]
+    dk          [B, Sk, G, D]   or packed [Tk, G, D]   [Σ Sk of the pairs, D]
+    dv          [B, Sk, G, Dv]  or packed [Tk, G, Dv]  [Σ Sk of the pairs, Dv]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import AttnbenchError, refusal
+from attnbench.workloads.attention.case import AttentionCase
+from attnbench.workloads.base import Draw
+
+Pair = tuple[int, int]
+
+WORKSPACE = 2**28
+"Bytes of intermediate results the oracle aims to stay under: enough to keep a GPU busy."
+
+CPU_WORKSPACE = 2**24
+"The same on a CPU, where intermediates that leave the cache take about twice the time."
+
+ITEM_BYTES = 8
+"Of fp64, the widest precision the oracle runs in: what memory is planned for."
+
+SCORES = 6
+"Tensors of the size of the scores that a chunk of the oracle holds at once."
+
+QUERY_SIDE = ("q", "dout", "out", "dq")
+"Tensors with a row a query and the query heads; all others have a row a key and the KV heads."
+
+
+def input_names(case: AttentionCase) -> tuple[str, ...]:
+    """Names of the tensors the oracle reads."""
+    return ("q", "k", "v", "dout") if case.has_backward else ("q", "k", "v")
+
+
+def output_names(case: AttentionCase) -> tuple[str, ...]:
+    """Names of what a launch of this case leaves behind."""
+    return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
+
+
+def output_shapes(case: AttentionCase, draw: Draw | None = None) -> dict[str, tuple[int, ...]]:
+    """Shape of each output: whole, or of the pairs of a draw."""
+    sizes = {"out": case.headdim_v, "dq": case.headdim, "dk": case.headdim, "dv": case.headdim_v}
+    shapes = {}
+    for name in output_names(case):
+        side = 0 if name in QUERY_SIDE else 1
+        lead: tuple[int, ...]
+        if draw is None or draw.pairs is None:
+            rows = (case.batch, (case.seqlen, case.seqlen_k)[side])
+            lead = (*(_total(case, side) if case.packed else rows), (case.nheads, case.nheads_kv)[side])
+        else:
+            count = sum(case.sequences[sequence][side] for sequence, _ in draw.pairs)
+            lead = (count, case.group_size) if side == 0 else (count,)
+        shapes[name] = (*lead, sizes[name])
+    return shapes
+
+
+def _total(case: AttentionCase, side: int) -> tuple[int]:
+    return (sum(lengths[side] for lengths in case.sequences),)
+
+
+def pairs_of(case: AttentionCase, draw: Draw) -> Sequence[Pair]:
+    """The pairs of a draw, or all of the case."""
+    if draw.pairs is not None:
+        return draw.pairs
+    return list(product(range(case.batch), range(case.nheads_kv)))
+
+
+def by_sequence(case: AttentionCase, name: str, tensor: Tensor) -> Sequence[Tensor]:
+    """Views [rows, heads, size] of a whole tensor, one for each sequence."""
+    if not case.packed:
+        return tensor.unbind(0)
+    side = 0 if name in QUERY_SIDE else 1
+    return tensor.split([lengths[side] for lengths in case.sequences])
+
+
+def pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> list[Tensor]:
+    """Views of a whole tensor, one for each pair: [Sq, R, size] of queries, [Sk, size] of keys."""
+    views = by_sequence(case, name, tensor)
+    if name in QUERY_SIDE:
+        return [views[s][:, g * case.group_size:(g + 1) * case.group_size] for s, g in pairs_of(case, draw)]
+    return [views[s][:, g] for s, g in pairs_of(case, draw)]
+
+
+def result_pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
+    """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
+    if draw.pairs is None:
+        return pieces(case, name, tensor, draw)
+    side = 0 if name in QUERY_SIDE else 1
+    return tensor.split([case.sequences[sequence][side] for sequence, _ in draw.pairs])
+
+
+def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+    """Cut the drawn pairs from whole outputs; without a draw, the outputs themselves.
+
+    Names the case does not have are left out, as are those `outputs` lacks.
+
+    Raises:
+        AttnbenchError: an output is not in the workload's layout.
+    """
+    chosen = {}
+    for name, shape in output_shapes(case).items():
+        if name not in outputs:
+            continue
+        found = tuple(outputs[name].shape)
+        if found != shape:
+            raise AttnbenchError(refusal(case.id, name, list(found), "is not the workload's layout", str(list(shape))))
+        whole = outputs[name]
+        chosen[name] = whole if draw.pairs is None else torch.cat(pieces(case, name, whole, draw))
+    return chosen
+
+
+def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
+    """All pairs if the fp64 oracle of the case fits in `max_bytes`, else as many drawn pairs as fit.
+
+    Counted: the result in fp64 and the oracle's workspace, not the inputs and not what `select` cuts
+    from a backend's outputs (at most as much as the result, in their precision).  The corners are always in, even where
+    they alone take more: first and last sequence, and the shortest and the longest by queries and by
+    keys, each with the first and the last KV head.
+    """
+    everything = list(product(range(case.batch), range(case.nheads_kv)))
+    left = max_bytes - min(WORKSPACE, sum(work_bytes(case, pair) for pair in everything))
+    if sum(_result_bytes(case, pair) for pair in everything) <= left:
+        return Draw()
+    chosen = set(product(_corner_sequences(case), {0, case.nheads_kv - 1}))
+    left -= sum(_result_bytes(case, pair) for pair in chosen)
+    rng = random.Random(f"attnbench draw 1 {case.id} {seed}")
+    for pair in sorted(everything, key=lambda _: rng.random()):
+        if pair not in chosen and _result_bytes(case, pair) <= left:
+            chosen.add(pair)
+            left -= _result_bytes(case, pair)
+    return Draw() if len(chosen) == len(everything) else Draw(tuple(sorted(chosen)))
+
+
+def work_bytes(case: AttentionCase, pair: Pair) -> int:
+    """Bytes the oracle works in for one pair, if its rows are one chunk."""
+    queries, keys = case.sequences[pair[0]]
+    rows = queries * case.group_size
+    return ITEM_BYTES * (SCORES * rows * keys + 2 * (rows + keys) * (case.headdim + case.headdim_v))
+
+
+def _corner_sequences(case: AttentionCase) -> set[int]:
+    order = range(case.batch)
+    found = {0, case.batch - 1}
+    for side in (0, 1):
+        found |= {min(order, key=lambda s: case.sequences[s][side]), max(order, key=lambda s: case.sequences[s][side])}
+    return found
+
+
+def _result_bytes(case: AttentionCase, pair: Pair) -> int:
+    queries, keys = case.sequences[pair[0]]
+    rows = queries * case.group_size
+    items = rows * case.headdim_v
+    if case.has_backward:
+        items += rows * case.headdim + keys * (case.headdim + case.headdim_v)
+    return ITEM_BYTES * items
