@@ -1,0 +1,106 @@
+"""The command line: one verb a file, each with `add_arguments(parser)` and `run(args) -> int`.
+
+Nothing heavy is imported before a verb needs it, so `attnbench --help` answers at once.  This is the
+edge where errors become one line on stderr and an exit code: 0 done, 1 a check or verdict failed,
+2 bad usage, 3 nothing could run, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from attnbench import __version__
+from attnbench.cli.output import Output
+from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
+
+VERBS = {
+    "run": "measure a suite (default: quick)",
+    "compare": "one shape, every backend, one table",
+    "check": "correctness only: forward and gradients",
+    "list": "backends, configs, suites, workloads, timers, layouts",
+    "doctor": "what this machine can run, what not, why, what to do",
+    "export": "write a run as CSV, XLSX, Markdown, JSON or a seed's layout",
+    "import": "turn a file of a seed into a run file",
+}
+MODULES = {"list": "listing", "export": "exporting", "import": "importing"}
+"""Files of verbs whose own name means something else in Python."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    output = Output()
+    try:
+        code = _dispatch(words, output)
+        output.flush()
+    except AttnbenchError as error:
+        output.note(" ".join(str(error).split()))
+        return error.exit_code
+    except KeyboardInterrupt:
+        output.note("attnbench: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; what Python would flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _dispatch(words: list[str], output: Output) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        output.line(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        output.line(f"attnbench {__version__}")
+        return 0
+    verb, *rest = words
+    if verb not in VERBS:
+        if verb.startswith("-"):
+            accepted = f"--help, --version, or a command first: {', '.join(VERBS)}"
+            raise UsageError(refusal("attnbench", "flag", verb, "is not known here", accepted))
+        raise unknown("attnbench", "command", verb, VERBS)
+    from attnbench.cli.parser import Parser
+
+    module = importlib.import_module(f"attnbench.cli.{MODULES.get(verb, verb)}")
+    parser = Parser(verb, VERBS[verb])
+    module.add_arguments(parser)
+    args = parser.read(rest)
+    if args is None:
+        output.line(parser.format_help().rstrip())
+        return 0
+    code: int = module.run(args)
+    return code
+
+
+def overview() -> str:
+    """The text of `attnbench --help`."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+    return f"""usage: attnbench COMMAND ...
+
+The bench for attention kernels: which implementation is fastest for my shapes on
+my machine, and is it right?
+
+commands:
+{verbs}
+
+examples:
+  attnbench run                                 measure the suite `quick`
+  attnbench compare --seqlen 4096 --causal      one shape, every backend
+  attnbench run flash-sweep --csv sweep.csv     a sweep, and its rows for a spreadsheet
+
+attnbench COMMAND --help says what a command takes; --version says the version.
+Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run, 130 interrupted."""

@@ -1,0 +1,48 @@
+"""`attnbench check`: are the outputs and gradients right?  Nothing is timed."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli import flags
+from attnbench.cli.carry import carry, nothing_ran
+from attnbench.cli.parser import Parser
+from attnbench.cli.request import make_run
+from attnbench.record import Run, Status
+
+DEFAULT = "quick"
+WRONG = (Status.INCORRECT, Status.FAILED, Status.CRASHED, Status.TIMEOUT)
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
+        f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
+    flags.add_shape(parser, note=(
+        "Each a value or a comma list; a default holds where the suite says nothing, but --mode is fwd,fwd-bwd "
+        "whatever the suite says."))
+    flags.add_backends(parser, baseline=False)
+    flags.add_measuring(parser, flags.CHECK_SETTINGS)
+    flags.add_output(parser)
+    parser.example("attnbench check", "attnbench check --seqlen 1,63,127,1000 --causal-both --backends 'sdpa-*'",
+                   "attnbench check quick --backends ./mine.py --quiet --no-save")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
+    from attnbench.report.table import render_check
+
+    done = carry(args, "check", lambda: _plan(args), render_check)
+    if isinstance(done, int):
+        return done
+    statuses = {record.status for record in done.records}
+    if statuses & set(WRONG):
+        return 1
+    if Status.PASSED not in statuses:
+        raise nothing_ran(done)
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Run:
+    return make_run(args, "check", suite=args.suite or DEFAULT, fixed={"measure": False},
+                    axes={"mode": ("fwd", "fwd-bwd")})

@@ -1,0 +1,44 @@
+"""`attnbench compare`: one shape, every backend, one table."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli import flags
+from attnbench.cli.carry import carry, verdict
+from attnbench.cli.parser import Parser
+from attnbench.cli.request import make_run
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Run
+
+SUITE = "compare"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    flags.add_shape(parser, note=(
+        "One value each. The environment variables BATCH, SEQLEN, NHEADS, HEADDIM replace the defaults of the flags "
+        "they are called after."))
+    flags.add_backends(parser)
+    flags.add_measuring(parser)
+    flags.add_output(parser)
+    parser.example("attnbench compare --seqlen 4096 --headdim 128 --causal",
+                   "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
+                   "BATCH=4 SEQLEN=2048 attnbench compare --md -")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure one case by every backend."""
+    from attnbench.report.table import render_run
+
+    done = carry(args, SUITE, lambda: _one_case(args), render_run)
+    return done if isinstance(done, int) else verdict(done)
+
+
+def _one_case(args: argparse.Namespace) -> Run:
+    planned = make_run(args, SUITE, suite=SUITE)
+    cases = list(dict.fromkeys(group.case_id for group in planned.plan))
+    if len(cases) > 1:
+        raise UsageError(refusal("attnbench compare", "shape", ", ".join(cases[:3]), f"are {len(cases)} cases",
+                                 "one value for each flag", "`attnbench run compare` takes lists"))
+    return planned

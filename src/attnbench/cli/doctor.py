@@ -1,0 +1,381 @@
+"""what this machine can run, what not, why, and what to do (--watch: the GPU live)
+
+Prints the environment, the GPU's clocks and what holds them back, the profilers that answer, tuning
+commands for this card (printed, never run), and every backend after really importing its library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.machine.watch import quantity, words_of
+from attnbench.record import Environment, to_dict
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from attnbench.backends.base import Backend
+    from attnbench.machine.advice import Advice
+    from attnbench.machine.imports import ImportOutcome
+    from attnbench.machine.nvml import Gpu, GpuProcess, GpuState
+    from attnbench.machine.tools import Profiler
+
+WATCH_S = 0.5
+COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested here": "magenta"}
+IMPORTS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRow:
+    """One backend as doctor found it."""
+
+    name: str
+    workload: str
+    title: str
+    state: str
+    "ready, missing, broken, untested here"
+    version: str | None
+    reason: str | None
+    install: str
+    tested: str | None
+    compiles: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """The card as NVML describes it."""
+
+    name: str | None
+    state: GpuState
+    persistence: bool | None
+    other_processes: tuple[GpuProcess, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything doctor says."""
+
+    device: str
+    environment: Environment
+    peak: str | None
+    gpu: GpuReport | None
+    gpu_reason: str | None
+    "why there is no GPU, or nothing is known of its state"
+    profilers: list[Profiler]
+    counters_for_all: bool | None
+    tuning: list[Advice]
+    max_jobs: int
+    backends: list[BackendRow]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``attnbench doctor``."""
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - is stdout")
+    parser.add_argument("--watch", nargs="?", const=str(WATCH_S), metavar="SECONDS",
+                        help=f"show the GPU live, every SECONDS ({WATCH_S}); Ctrl-C ends")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report, or watch.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: a flag is wrong.
+        Unavailable: the device asked for is not there, or there is no GPU to watch.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if args.watch is not None:
+        return _watch(console, args.device, _seconds(args.watch), args.json)
+    _check_path(args.json)
+    from attnbench.machine.devices import resolve
+
+    report = examine(resolve(args.device))
+    if args.json:
+        text = json.dumps(to_dict(report), indent=2, ensure_ascii=False)
+        if args.json == "-":
+            console.out(text, highlight=False)
+            return 0
+        _write(Path(args.json), text + "\n")
+    for part in _render(report):
+        console.print(part, soft_wrap=isinstance(part, str))
+    return 0
+
+
+def examine(device: str) -> Report:
+    """Find out everything `Report` holds.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``.
+    """
+    from attnbench.machine import advice, devices, fingerprint, tools
+    from attnbench.machine.nvml import Gpu
+
+    gpu: Gpu | None = None
+    reason = None if device != "cpu" else devices.why_no_gpu()
+    try:  # a card that torch cannot use is still worth showing
+        gpu = Gpu.open("cuda:0" if device == "cpu" else device)
+    except Unavailable as error:
+        reason = reason or str(error)
+    environment = fingerprint.environment(device)
+    return Report(
+        device=device, environment=environment, peak=_peak(environment.gpu),
+        gpu=_gpu_report(gpu) if gpu else None, gpu_reason=reason,
+        profilers=tools.profilers(), counters_for_all=tools.counters_for_all(),
+        tuning=advice.tuning(gpu) if gpu else [], max_jobs=advice.max_jobs(),
+        backends=check_backends(device),
+    )
+
+
+def check_backends(device: str) -> list[BackendRow]:
+    """Import every backend's library, each in a process of its own, and judge.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from attnbench.backends import registry
+    from attnbench.machine.fingerprint import usable_cores
+    from attnbench.machine.imports import try_imports
+
+    backends = registry.all_backends()
+    modules = sorted({_module(backend) for backend in backends.values()})
+    screen = Console(stderr=True)
+    columns = TextColumn("importing {task.fields[module]}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("imports", total=len(modules), module="")
+        outcomes = try_imports(modules, at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
+                               done=lambda module: progress.update(task, advance=1, module=module))
+    return [_judge(backend, outcomes[_module(backend)], device) for backend in backends.values()]
+
+
+def _module(backend: Backend) -> str:
+    return backend.module or "torch"
+
+
+def _judge(backend: Backend, outcome: ImportOutcome, device: str) -> BackendRow:
+    from attnbench.machine.advice import install_line
+
+    state, reason, version = _state(backend, outcome, device)
+    return BackendRow(
+        name=backend.name, workload=backend.workload, title=backend.title, state=state, version=version,
+        reason=reason, install=install_line(backend.install), tested=backend.tested, compiles=backend.compiles,
+    )
+
+
+def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, str | None, str | None]:
+    """State, reason and version; the library is asked only after it survived an import elsewhere."""
+    from attnbench.backends.registry import BrokenBackend
+
+    if outcome.state == "missing":
+        return "missing", outcome.reason, None
+    try:
+        version = backend.version()
+        if outcome.state == "broken":
+            return "broken", outcome.reason, version
+        backend.probe()
+    except Unavailable as error:
+        text = str(error).removeprefix(f"{backend.name}: ").removesuffix(f"; {backend.install}")
+        return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
+    except Exception as error:  # an edge: a stranger's adapter may raise anything, and must not end the report
+        return "broken", f"{type(error).__name__}: {error}", None
+    kind = device.partition(":")[0]
+    if kind not in backend.devices:
+        return "missing", f"runs on {' and '.join(backend.devices)}; the device here is {kind}", version
+    if backend.tested is None:
+        return "untested here", "its library imports; no run of this adapter is recorded", version
+    return "ready", f"ran on {backend.tested}", version
+
+
+def _gpu_report(gpu: Gpu) -> GpuReport:
+    return GpuReport(gpu.name(), gpu.state(), gpu.persistence(), gpu.other_processes())
+
+
+def _peak(gpu_name: str | None) -> str | None:
+    from attnbench.machine.peaks import DTYPES, peak
+
+    listed = {dtype: peak(gpu_name, dtype) for dtype in DTYPES} if gpu_name else {}
+    found = next((row for row in listed.values() if row), None)
+    if found is None:
+        return None
+    rates = [f"{dtype} {row.tflops:g}" for dtype, row in listed.items() if row and row.tflops]
+    memory = f"; memory {found.memory_tbps:g} TB/s" if found.memory_tbps else ""
+    return f"TFLOP/s dense: {', '.join(rates)}{memory} ({found.source})"
+
+
+def _render(report: Report) -> Iterable[RenderableType]:
+    yield "[bold]Environment[/]"
+    yield _pairs(_environment_rows(report))
+    yield "\n[bold]GPU[/]"
+    yield _pairs(_gpu_rows(report))
+    yield "\n[bold]Profilers[/]"
+    yield _pairs((profiler.name, _profiler(profiler)) for profiler in report.profilers)
+    for profiler in report.profilers:
+        if profiler.export:
+            yield f"  [bold]{_plain(profiler.export)}[/]"
+    if report.tuning:
+        yield "\n[bold]Tuning[/] (commands for you to run; nothing here runs them)"
+        yield from (f"  {_plain(item.command)}   [dim]# {item.why}[/]" for item in report.tuning)
+    yield f"\n[bold]Backends[/] on {report.device}"
+    yield _backend_table(report.backends)
+    lines = {row.install: row.name for row in report.backends
+             if row.state in ("missing", "broken") and _is_command(row.install)}
+    if lines:
+        yield "\n[bold]To install[/]"
+        yield from (f"  {_plain(line)}" for line in lines)
+
+
+def _environment_rows(report: Report) -> Iterable[tuple[str, str | None]]:
+    env = report.environment
+    yield "system", env.os
+    yield "cpu", _join(env.cpu, quantity(env.cores, "cores"), quantity(env.ram_gb, "GB"))
+    card = quantity(env.gpu_mem_gb, "GB"), quantity(env.sm_count, "SMs"), quantity(env.l2_mb, "MB L2")
+    yield "gpu", _join(env.gpu, *card) or "none"
+    if env.gpu:
+        yield "data sheet", report.peak or "not listed"
+    yield "driver", env.driver or ("not told" if env.gpu else "none")
+    yield "python", _join(env.python, _named("torch", env.torch), _named("triton", env.triton),
+                          _named("CUDA", env.cuda), _named("cuDNN", env.cudnn))
+    yield "packages", _join(*(f"{name} {version}" for name, version in env.packages.items()
+                              if name not in ("torch", "triton")))
+    yield "builds", f"MAX_JOBS={report.max_jobs} by this machine's free memory"
+
+
+def _gpu_rows(report: Report) -> Iterable[tuple[str, str | None]]:
+    if report.gpu_reason:
+        yield ("note" if report.gpu else "none"), report.gpu_reason
+    if not report.gpu:
+        return
+    state = report.gpu.state
+    if not report.environment.gpu:
+        yield "card", report.gpu.name
+    yield "SM clock", _of(quantity(state.sm_mhz, "MHz"), quantity(state.sm_max_mhz, "MHz"))
+    yield "memory clock", _of(quantity(state.mem_mhz, "MHz"), quantity(state.mem_max_mhz, "MHz"))
+    yield "held back by", words_of(state.throttle)
+    yield "power", _of(quantity(state.power_w, "W"), quantity(state.power_limit_w, "W"))
+    yield "heat", quantity(state.celsius, "°C")
+    yield "memory", _of(quantity(state.memory_used_mb, "MiB"), quantity(state.memory_total_mb, "MiB"))
+    yield "persistence", {True: "on", False: "off", None: None}[report.gpu.persistence]
+    yield "others on it", _processes(report.gpu.other_processes)
+    if report.counters_for_all is False:
+        yield "counters", "for administrators only (ncu needs sudo, or NVreg_RestrictProfilingToAdminUsers=0)"
+
+
+def _pairs(rows: Iterable[tuple[str, str | None]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=14)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(f"  {name}", style="dim"), Text(value) if value else Text("not told", style="dim"))
+    return table
+
+
+def _backend_table(rows: list[BackendRow]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=True)
+    for title, fold in (("backend", False), ("state", False), ("version", False), ("why", True)):
+        table.add_column(title, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    for row in rows:
+        table.add_row(Text(row.name), Text(row.state, style=COLOURS[row.state]), Text(row.version or ""),
+                      Text(row.reason or ""))
+    return table
+
+
+def _is_command(install: str) -> bool:
+    return not install.startswith(("part of", "mend"))
+
+
+def _profiler(profiler: Profiler) -> str:
+    """One line of the profilers' list."""
+    if profiler.reason:
+        return _join(profiler.version, profiler.reason) or ""
+    words = f"answers: {profiler.version}"
+    return f"{words}, not on the PATH; to put it there:" if profiler.export else words
+
+
+def _processes(found: tuple[GpuProcess, ...] | None) -> str | None:
+    if found is None:
+        return None
+    return ", ".join(_join(f"{process.name or 'process'} (pid {process.pid}", quantity(process.memory_mb, "MiB")) + ")"
+                     for process in found) or "nobody"
+
+
+def _of(now: str | None, most: str | None) -> str | None:
+    return f"{now} of {most}" if now and most else now or (f"unknown of {most}" if most else None)
+
+
+def _named(name: str, version: str | None) -> str | None:
+    return f"{name} {version}" if version else None
+
+
+def _join(*parts: str | None) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or not 0.05 <= float(text) <= 3600:
+        raise UsageError(refusal("doctor", "watch", text, "is not a period", "0.05 to 3600 seconds"))
+    return float(text)
+
+
+def _check_path(path: str | None) -> None:
+    """Refuse before the slow part what could not be written after it."""
+    if path in (None, "-"):
+        return
+    target = Path(path)
+    if path.startswith("--") or target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(refusal("doctor", "json", path, "cannot be written", "a file in a folder that is there, or -"))
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        wrong = f"cannot be written: {error.strerror}"
+        raise UsageError(refusal("doctor", "json", path, wrong, "a path or -")) from None
+
+
+def _watch(console: Console, device: str, seconds: float, json_path: str | None) -> int:
+    """Show the card until Ctrl-C."""
+    from attnbench.machine.nvml import Gpu
+    from attnbench.machine.watch import watch
+
+    if json_path:
+        raise UsageError(refusal("doctor", "json", json_path, "does not go with --watch", "one of the two"))
+    if not re.fullmatch(r"auto|cuda(:\d+)?", device):
+        raise UsageError(refusal("doctor", "device", device, "has nothing to watch", "auto, cuda or cuda:N"))
+    gpu = Gpu.open("cuda:0" if device in ("auto", "cuda") else device)
+    try:
+        watch(console, gpu, seconds)
+    except KeyboardInterrupt:
+        pass
+    return 0

@@ -1,0 +1,84 @@
+"""`attnbench export`: a run in another format, or in a seed's layout."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.cli.saved import find_run
+from attnbench.errors import UsageError, refusal
+
+WHO = "attnbench export"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", metavar="RUN", help="a run file, or the id of one in --out")
+    group = parser.add_argument_group("output", "A path, or - for stdout.")
+    flags.add_exports(group)
+    group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
+    group.add_argument("--layout", metavar="NAME", help=(
+        "what a seed's program wrote (`attnbench list layouts`) instead of our own rows (default: none)"))
+    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as the seed printed it)")
+    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    parser.example("attnbench export 1a2b3c4d --csv rows.csv --xlsx rows.xlsx",
+                   "attnbench export results/sweep.json --csv sweep.csv --by dtype",
+                   "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the run, then write what was asked for."""
+    from attnbench.store.exports import export, exporter_names
+    from attnbench.store.runfile import read
+
+    asked = flags.exports(args, WHO)
+    source = find_run(args.source, args.out, WHO)
+    if args.layout is not None:
+        return _write_layout(source, args.layout, _layout_target(args, asked))
+    if not asked or args.to is not None:
+        wrong = "there is no output" if args.to is None else "--to goes with --layout"
+        accepted = ", ".join(f"--{name} PATH" for name in exporter_names())
+        raise UsageError(f"{WHO}: {wrong}; {accepted}, or --layout NAME [--to PATH]")
+    flags.check_exports(asked, args.by)
+    found = read(source)
+    written = [path for name, target in asked.items() for path in export(found, name, target, by=args.by)]
+    if written:
+        Output(results_to_stderr="-" in asked.values()).line(f"written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
+    """Where a layout goes: --to, or the path of the one format flag given with it."""
+    from attnbench.store.exports import load_exporter
+
+    targets = [*asked.values(), *([args.to] if args.to is not None else [])]
+    if len(targets) > 1:
+        raise UsageError(refusal(WHO, "--layout", args.layout, f"has one place, not {len(targets)}", "--to PATH"))
+    if args.by is not None:
+        raise UsageError(refusal(WHO, "--by", args.by, f"does not go with --layout {args.layout}",
+                                 "a layout takes a run apart as the seed did"))
+    for name in asked:
+        if not load_exporter(name).text:
+            raise UsageError(refusal(WHO, "--layout", args.layout, f"is no {name}", "--to PATH"))
+    return targets[0] if targets else "-"
+
+
+def _write_layout(source: Path, name: str, target: str) -> int:
+    from attnbench.store.layouts import load_layout
+    from attnbench.store.runfile import read
+
+    layout, output = load_layout(name), Output()
+    found = read(source)
+    if target == "-":
+        text = layout.console(found)
+        if text is None:
+            raise UsageError(refusal(WHO, "--layout", name, "prints nothing", "--to PATH"))
+        output.line(text.rstrip("\n"))
+    else:
+        output.line(f"written: {', '.join(map(str, layout.write(found, target)))}")
+    for note in layout.notes(found):
+        output.note(note)
+    return 0

@@ -1,0 +1,137 @@
+"""Flags that several verbs share, generated from what they speak of.
+
+Shape flags come from the axes of the workloads, measuring flags from `suites.settings`, output flags
+from the exporters: a new axis, setting or exporter has its flag without a line here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+from attnbench.cli.parser import BooleanAxis, Parser
+from attnbench.errors import UsageError, refusal
+from attnbench.suites.settings import SETTINGS
+from attnbench.workloads.base import Axis, load_workload, workload_names
+
+AXIS = "axis_"
+"""Prefix of the attributes that hold shape flags, as the user wrote them."""
+
+CHECK_SETTINGS = ("timeout", "input", "seed", "device")
+"""What a check takes of the settings: the others are about time."""
+
+
+def add_shape(parser: Parser, *, note: str) -> None:
+    """Add a flag for every axis of every workload; `note` says where defaults come from."""
+    seen: set[str] = set()
+    for name in workload_names():
+        workload = load_workload(name)
+        group = parser.add_argument_group(f"shape ({workload.title})", note)
+        for axis in workload.axes:
+            if axis.name not in seen:
+                seen.add(axis.name)
+                _add_axis(group, axis)
+    group.add_argument("--no-grad", action="store_true", help="the same as --mode fwd")
+
+
+def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
+    names = [axis.name, *axis.aliases]
+    help_text = _escaped(axis.help)
+    if axis.default is not None and not axis.boolean:
+        help_text += f" (default: {axis.default})"
+    if axis.boolean:
+        spelled = [form.format(_dashed(name)) for name in names for form in ("--{}", "--no-{}", "--{}-both")]
+        group.add_argument(*spelled, dest=AXIS + axis.name, action=BooleanAxis, nargs=0, help=help_text)
+    else:
+        flags = [f"--{_dashed(name)}" for name in names]
+        group.add_argument(*flags, dest=AXIS + axis.name, metavar="LIST", help=help_text)
+
+
+def add_backends(parser: Parser, *, baseline: bool = True) -> None:
+    """Add the choice of backends, and of the baseline where something is compared."""
+    group = parser.add_argument_group("backends")
+    group.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
+        "comma list of names, name[config], wildcards (sdpa-*), all, or a|b for the first that can run here, in place "
+        "of the suite's; a Python file joins its backends to what is measured (default: the suite's)"))
+    group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
+    if not baseline:
+        parser.set_defaults(baseline=None)
+        return
+    group.add_argument("--baseline", metavar="NAME", help="what speed-ups refer to (default: the suite's)")
+
+
+def add_measuring(parser: Parser, names: Iterable[str] | None = None) -> None:
+    """Add the settings, all or those named, and the way to take a run up again."""
+    group = parser.add_argument_group("measuring", "A default holds where the suite says nothing.")
+    wanted = None if names is None else set(names)
+    for one in SETTINGS:
+        if wanted is None or one.name in wanted:
+            default = "none" if one.default is None else str(one.default).removesuffix(".0")
+            group.add_argument(one.flag, metavar=one.metavar, help=f"{_escaped(one.help)} (default: {default})")
+    group.add_argument("--resume", metavar="RUN", help="finish this run: a run file, or the id of one in --out")
+
+
+def add_output(parser: Parser) -> None:
+    """Add where results go."""
+    group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
+    add_exports(group)
+    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
+                       help="keep the run file (default: kept)")
+    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate, measure nothing")
+    group.add_argument("--quiet", action="store_true", help="print nothing but the name of the run file")
+
+
+def add_exports(group: argparse._ArgumentGroup | Parser) -> None:
+    """Add a flag for every exporter."""
+    from attnbench.store.exports import exporter_names, load_exporter
+
+    for name in exporter_names():
+        group.add_argument(f"--{name}", metavar="PATH", dest=f"export_{name}", help=_escaped(load_exporter(name).title))
+
+
+def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
+    """Exports asked for, by exporter's name.
+
+    Raises:
+        UsageError: two of them for stdout.
+    """
+    asked = {name.removeprefix("export_"): path for name, path in vars(args).items()
+             if name.startswith("export_") and path is not None}
+    piped = [name for name, path in asked.items() if path == "-"]
+    if len(piped) > 1:
+        wrong = f"wants stdout, as --{piped[0]} does"
+        raise UsageError(refusal(who, f"--{piped[1]}", "-", wrong, "one of them", "give the other a file name"))
+    for name, path in asked.items():
+        if not path:
+            raise UsageError(refusal(who, f"--{name}", "''", "is empty", "a path, or - for stdout"))
+    return asked
+
+
+def check_exports(asked: dict[str, str], by: str | None = None) -> None:
+    """Find out before anything is measured what cannot be written.
+
+    Raises:
+        UsageError: naming the path.
+    """
+    from attnbench.store.exports import check_target
+
+    for name, path in asked.items():
+        check_target(name, path, by)
+
+
+def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split what --backends was given into selectors and files."""
+    from attnbench.backends.registry import split_selectors
+
+    words = [word for value in values or () for word in split_selectors(value)]
+    files = [word for word in words if word.endswith(".py")]
+    return tuple(word for word in words if not word.endswith(".py")), tuple(dict.fromkeys(files))
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")

@@ -1,0 +1,48 @@
+"""`attnbench import`: a file of a seed becomes a run file."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+
+WHO = "attnbench import"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", metavar="PATH", help="a file or folder that a seed's program wrote")
+    parser.add_argument("--layout", metavar="NAME", help=(
+        "what it is, by `attnbench list layouts` (default: found out from its content)"))
+    group = parser.add_argument_group("output", "A path, or - for stdout.")
+    flags.add_exports(group)
+    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
+                       help="keep the run file (default: kept)")
+    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    parser.example("attnbench import sweep.csv", "attnbench import results.json --layout seed-004 --md -")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the file, write the run."""
+    from attnbench.store.exports import export
+    from attnbench.store.files import check_writable
+    from attnbench.store.layouts import load_layout, recognise
+    from attnbench.store.runfile import default_path, write
+
+    asked = flags.exports(args, WHO)
+    flags.check_exports(asked)
+    output = Output(results_to_stderr="-" in asked.values())
+    layout = load_layout(args.layout) if args.layout is not None else recognise(args.source)
+    found = layout.read(args.source)
+    written = []
+    if args.save:
+        path = default_path(found, args.out)
+        check_writable(path)
+        written.append(str(write(found, path)))
+    for name, target in asked.items():
+        export(found, name, target)
+        written += [target] if target != "-" else []
+    output.line(f"{layout.name}: {len(found.records)} rows" + (f", written: {', '.join(written)}" if written else ""))
+    return 0

@@ -1,0 +1,127 @@
+"""`attnbench list`: what there is to choose from, without importing torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.errors import Unavailable, unknown
+
+Rows = list[dict[str, Any]]
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("what", metavar="WHAT", help=f"one of {', '.join(LISTS)}")
+    parser.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
+        "only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"))
+    parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
+    parser.example("attnbench list backends", "attnbench list suites", "attnbench list backends --json -")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one of the lists."""
+    from attnbench.store.files import check_writable, write_bytes
+
+    if args.what not in LISTS:
+        raise unknown("attnbench list", "what", args.what, LISTS)
+    if args.json not in (None, "-"):
+        check_writable(args.json)
+    rows = LISTS[args.what](args)
+    text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    if args.json == "-":
+        Output().line(text.rstrip())
+        return 0
+    if args.json is not None:
+        write_bytes(args.json, text.encode())
+    _show(rows)
+    return 0
+
+
+def _show(rows: Rows) -> None:
+    from attnbench.report.listing import render_rows
+
+    render_rows(rows, Output().console())
+
+
+def _backends(args: argparse.Namespace) -> Rows:
+    rows = []
+    for name, backend in _chosen(args).items():
+        missing = None
+        try:
+            backend.probe()
+        except Unavailable as why:
+            missing = str(why)
+        rows.append({"name": name, "workload": backend.workload, "installed": missing is None,
+                     "version": backend.version() if missing is None else None, "tested": backend.tested,
+                     "install": backend.install, "devices": list(backend.devices), "title": backend.title,
+                     "reason": missing})
+    return rows
+
+
+def _configs(args: argparse.Namespace) -> Rows:
+    """Configurations for the default case: they depend on the case."""
+    from attnbench.workloads.base import load_workload
+
+    rows = []
+    for name, backend in _chosen(args).items():
+        case = load_workload(backend.workload).case({})
+        rows += [{"name": f"{name}[{config.short}]", **config.values} for config in backend.configs(case)]
+    return rows
+
+
+def _suites(args: argparse.Namespace) -> Rows:
+    from attnbench.suites.load import case_names, load_suite, suite_names
+
+    rows = []
+    for name in [*suite_names(), *case_names()]:
+        suite = load_suite(name, "cuda")
+        rows.append({"name": name, "workload": suite.workload, "title": suite.title, "layout": suite.layout})
+    return rows
+
+
+def _workloads(args: argparse.Namespace) -> Rows:
+    from attnbench.workloads.base import load_workload, workload_names
+
+    found = [load_workload(name) for name in workload_names()]
+    return [{"name": one.name, "title": one.title, "variants": list(one.variants),
+             "axes": [axis.name for axis in one.axes]} for one in found]
+
+
+def _timers(args: argparse.Namespace) -> Rows:
+    from attnbench.measure.timer import all_timers
+
+    return [{"name": one.name, "title": one.title, "devices": list(one.devices)} for one in all_timers().values()]
+
+
+def _layouts(args: argparse.Namespace) -> Rows:
+    from attnbench.store.layouts import layout_names, load_layout
+
+    return [{"name": name, "title": load_layout(name).title} for name in layout_names()]
+
+
+def _chosen(args: argparse.Namespace) -> dict[str, Any]:
+    from attnbench.backends.registry import all_backends, select
+
+    selectors, files = flags.backend_words(args.backends)
+    known = all_backends(files)
+    if not selectors:
+        return known if not files else {name: one for name, one in known.items() if name not in all_backends()}
+    return {name: known[name] for name in map(_name, select(selectors, files=files))}
+
+
+def _name(selector: str) -> str:
+    from attnbench.backends.registry import parse_selector
+
+    return parse_selector(selector)[0]
+
+
+LISTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
+    "backends": _backends, "configs": _configs, "suites": _suites, "workloads": _workloads, "timers": _timers,
+    "layouts": _layouts,
+}

@@ -1,0 +1,56 @@
+"""The one place that writes to the terminal: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 200
+"""Columns of a table that no terminal bounds."""
+
+
+class Output:
+    """Lines and tables of a command.
+
+    Where a flag sends data to stdout (``--json -``), `results_to_stderr` moves the tables away, so
+    that the pipe holds the data alone.
+    """
+
+    def __init__(self, *, results_to_stderr: bool = False, quiet: bool = False) -> None:
+        self.results_to_stderr = results_to_stderr
+        self.quiet = quiet
+
+    def line(self, text: str) -> None:
+        """Write a line of the result."""
+        stream = sys.stderr if self.results_to_stderr else sys.stdout
+        stream.write(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Write a line that is not the result: an error, a remark."""
+        sys.stdout.flush()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def flush(self) -> None:
+        """Hand over what is buffered, so that a reader who has gone is noticed here."""
+        sys.stdout.flush()
+
+    def console(self) -> Console:
+        """A console for tables, as wide as the terminal; where there is none, wide enough for all."""
+        from rich.console import Console
+
+        stream = sys.stderr if self.results_to_stderr else sys.stdout
+        fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+        return Console(file=stream, width=fixed, highlight=False, soft_wrap=False)
+
+    def live_console(self) -> Console | None:
+        """A console on stderr for a progress bar; None where nobody looks."""
+        if self.quiet or not sys.stderr.isatty():
+            return None
+        from rich.console import Console
+
+        return Console(stderr=True)

@@ -1,0 +1,140 @@
+"""argparse with this project's manners: no abbreviations, and every mistake answered in one line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from attnbench.errors import UsageError, refusal, unknown
+
+HELP_FLAGS = ("-h", "--help")
+WIDEST = 110
+EXAMPLES = "examples:"
+_FEW = r"argument (?P<flag>\S+): expected (one|at least one) argument"
+_LOUD = r"argument (?P<flag>\S+): ignored explicit argument '(?P<value>.*)'"
+_BOTH = r"argument (?P<flag>\S+): not allowed with argument (?P<other>\S+)"
+_MISSING = r"the following arguments are required: (?P<names>.*)"
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal, but never too wide to read."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, WIDEST) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap sentences; lines of examples stay as they are."""
+        if text.startswith(EXAMPLES):
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
+
+
+class BooleanAxis(argparse.Action):
+    """``--causal``, ``--no-causal`` and ``--causal-both``, kept as true, false, both."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep the meaning of the spelling used; two that differ are refused."""
+        flag = option_string or ""
+        value = "both" if flag.endswith("-both") else "false" if flag.startswith("--no-") else "true"
+        before = getattr(namespace, self.dest)
+        if before not in (None, value):
+            names = ", ".join(self.option_strings)
+            raise UsageError(f"{parser.prog}: {flag} contradicts what was given before it; one of {names}")
+        setattr(namespace, self.dest, value)
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of one verb."""
+
+    def __init__(self, verb: str, summary: str) -> None:
+        super().__init__(prog=f"attnbench {verb}", description=_sentence(summary), allow_abbrev=False, add_help=False,
+                         formatter_class=Formatter)
+        self.add_argument(*HELP_FLAGS, action="store_true", dest="help", help=argparse.SUPPRESS)
+        self._positionals.title = "arguments"
+        self._given: Sequence[str] = ()
+
+    def format_help(self) -> str:
+        """The help; its first line leaves out what the groups below list."""
+        words = [_spelled(action) for action in self._actions if not action.option_strings]
+        self.usage = " ".join([self.prog, *words, "[FLAG ...]"])
+        return super().format_help()
+
+    def example(self, *lines: str) -> None:
+        """Put examples under the help."""
+        self.epilog = f"{EXAMPLES}\n" + "\n".join(f"  {line}" for line in lines)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
+        """Parse the arguments.
+
+        Returns:
+            The arguments, or None where help is asked for.
+
+        Raises:
+            UsageError: naming the argument, its value and what is accepted.
+        """
+        if any(word in HELP_FLAGS for word in words):
+            return None
+        self._given = words
+        args, rest = self.parse_known_args(words)
+        for word in rest:
+            self._refuse(word)
+        for action in self._actions:
+            self._check_value(action, getattr(args, action.dest, None))
+        return args
+
+    def flags(self) -> list[str]:
+        """Every flag this verb knows."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """Answer argparse's own complaints in this project's words.
+
+        Raises:
+            UsageError: always.
+        """
+        if match := re.fullmatch(_FEW, message):
+            flag = match["flag"].split("/")[0]
+            after = [word for before, word in zip(self._given, self._given[1:], strict=False) if before == flag]
+            if after:
+                wrong = "starts like a flag, so it is no value"
+                raise UsageError(refusal(self.prog, flag, after[0], wrong, self._wanted(flag)))
+            raise UsageError(refusal(self.prog, flag, "''", "has no value", self._wanted(flag)))
+        if match := re.fullmatch(_LOUD, message):
+            raise UsageError(refusal(self.prog, match["flag"].split("/")[0], match["value"], "takes no value", "alone"))
+        if match := re.fullmatch(_BOTH, message):
+            flag, other = match["flag"].split("/")[0], match["other"].split("/")[0]
+            raise UsageError(f"{self.prog}: {flag} does not go with {other}; one of the two")
+        if match := re.fullmatch(_MISSING, message):
+            raise UsageError(f"{self.prog}: {match['names']} is missing; see `{self.prog} --help`")
+        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+
+    def _refuse(self, word: str) -> NoReturn:
+        if word.startswith("-"):
+            raise unknown(self.prog, "flag", word.split("=")[0], self.flags())
+        raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse ``--json=--csv``: almost certainly a forgotten value."""
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and one.startswith("--") and action.nargs != 0:
+                flag = action.option_strings[0] if action.option_strings else str(action.metavar)
+                wrong = "starts like a flag, so it is no value"
+                raise UsageError(refusal(self.prog, flag, one, wrong, self._wanted(flag)))
+
+    def _wanted(self, flag: str) -> str:
+        for action in self._actions:
+            if flag in action.option_strings:
+                return f"a value, {flag} {action.metavar}"
+        return "a value"
+
+
+def _spelled(action: argparse.Action) -> str:
+    return f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."

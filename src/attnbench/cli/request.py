@@ -1,0 +1,141 @@
+"""From parsed flags to the run they ask for, and the line that asks for it again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnbench.cli.flags import AXIS, backend_words
+from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.record import Run
+from attnbench.suites.load import load_suite
+from attnbench.suites.plan import Request, build, environment_axes, parse_axis
+from attnbench.suites.settings import SETTINGS, parse_setting
+from attnbench.workloads.base import load_workload
+
+
+def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[str, Any] | None = None,
+             axes: Mapping[str, tuple[Any, ...]] | None = None) -> Run:
+    """Plan the run that the flags of a verb ask for.
+
+    Args:
+        args: parsed flags.
+        verb: the command.
+        suite: name or path.
+        fixed: fields of `record.Settings` that the verb decides.
+        axes: values that hold where neither a flag nor the environment gives any.
+
+    Raises:
+        AttnbenchError: anything in the request that cannot be.
+    """
+    from attnbench.machine.devices import resolve
+    from attnbench.store.runfile import new_id, now
+
+    who = f"attnbench {verb}"
+    settings = _settings(args, who)
+    asked_axes = _axis_words(args, who)
+    device = resolve(settings.pop("device", "auto"))
+    found = load_suite(suite, device.partition(":")[0])
+    known = {axis.name: axis for axis in load_workload(found.workload).axes}
+    for name in asked_axes:
+        if name not in known:
+            raise unknown(who, "axis", name, known)
+    given = {name: parse_axis(who, known[name], text) for name, text in asked_axes.items()}
+    surroundings = {name: values for name, values in environment_axes(found, os.environ).items() if name not in given}
+    selectors, files = backend_words(args.backends)
+    request = Request(
+        suite=found, device=device, axes={**(axes or {}), **surroundings, **given},
+        backends=selectors, skip=tuple(args.skip or ()), baseline=args.baseline,
+        settings={**settings, **(fixed or {})}, files=files)
+    asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}
+    command = _command(args, verb, suite, asked_axes)
+    run = build(request, run_id=new_id(), command=command, started=now())
+    check_names(run)
+    return run
+
+
+def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
+    """The run that --resume names, and its file.
+
+    Raises:
+        UsageError: it cannot be found or read, or flags ask for something else than it.
+    """
+    from attnbench.cli.saved import find_run
+    from attnbench.store.runfile import read
+
+    who = f"attnbench {verb}"
+    selectors, files = backend_words(args.backends)
+    extra = [f"--{name.replace('_', '-')}" for name in _axis_words(args, who)]
+    extra += [one.flag for one in SETTINGS if getattr(args, one.name, None) is not None]
+    extra += [flag for flag, value in (("SUITE", getattr(args, "suite", None)), ("--backends", selectors),
+                                       ("--skip", args.skip), ("--baseline", args.baseline)) if value]
+    if extra:
+        raise UsageError(refusal(who, "--resume", args.resume, f"takes the plan of that run, not {extra[0]}",
+                                 "output flags, and the --backends files it was begun with", f"leave out {extra[0]}"))
+    path = find_run(args.resume, args.out, who)
+    run = read(path)
+    missing = [name for name in run.backend_files if name not in {Path(file).name for file in files}]
+    if missing:
+        raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
+                                 f"--backends {missing[0]}", "give the file again"))
+    return run, path
+
+
+def check_names(run: Run) -> None:
+    """Look up the names a suite or a flag gave for what `suites` does not know.
+
+    Raises:
+        UsageError: no such timer or layout.
+        Unavailable: the timer does not work on this kind of device.
+    """
+    from attnbench.measure.timer import all_timers
+    from attnbench.store.layouts import layout_names
+
+    name, kind = run.settings.timer, run.settings.device.partition(":")[0]
+    timers = all_timers()
+    if name not in ("auto", "all", *timers):
+        raise unknown("attnbench", "--timer", name, ["auto", "all", *timers])
+    if name in timers and kind not in timers[name].devices:
+        works = f"it works on {' and '.join(timers[name].devices)}"
+        raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {kind}", works))
+    if run.layout is not None and run.layout not in layout_names():
+        raise unknown(f"suite {run.suite}", "layout", run.layout, layout_names())
+
+
+def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:
+    given = {one.name: getattr(args, one.name, None) for one in SETTINGS}
+    return {name: parse_setting(who, name, text) for name, text in given.items() if text is not None}
+
+
+def _axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
+    """Shape flags as the user wrote them; --no-grad is a spelling of --mode fwd."""
+    words = {name.removeprefix(AXIS): text for name, text in vars(args).items()
+             if name.startswith(AXIS) and text is not None}
+    if getattr(args, "no_grad", False):
+        if words.get("mode", "fwd") != "fwd":
+            raise UsageError(refusal(who, "--mode", words["mode"], "contradicts --no-grad", "one of the two"))
+        words["mode"] = "fwd"
+    return words
+
+
+def _command(args: argparse.Namespace, verb: str, suite: str, axes: Mapping[str, str]) -> str:
+    """The line that asks for the same run: no path of this machine, and nothing about output."""
+    words = ["attnbench", verb]
+    if verb != suite:
+        words.append(Path(suite).name if suite.endswith(".toml") else suite)
+    for name, text in axes.items():
+        flag = name.replace("_", "-")
+        forms = {"true": f"--{flag}", "false": f"--no-{flag}", "both": f"--{flag}-both"}
+        words += [forms[text]] if text in forms else [f"--{flag}", text]
+    selectors, files = backend_words(args.backends)
+    chosen = [*selectors, *(Path(file).name for file in files)]
+    for flag, values in (("--backends", chosen), ("--skip", args.skip or [])):
+        words += [flag, ",".join(values)] if values else []
+    settings = [(one.flag, getattr(args, one.name, None)) for one in SETTINGS]
+    for flag, value in [("--baseline", args.baseline), *settings]:
+        words += [flag, value] if value is not None else []
+    return shlex.join(words)

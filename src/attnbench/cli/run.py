@@ -1,0 +1,36 @@
+"""`attnbench run`: measure a suite."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli import flags
+from attnbench.cli.carry import carry, verdict
+from attnbench.cli.parser import Parser
+from attnbench.cli.request import make_run
+
+DEFAULT = "quick"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
+        f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
+    flags.add_shape(parser, note=(
+        "Each a value or a comma list. On a suite of axes a flag replaces that axis; on a suite of listed cases it "
+        "selects among them. A default holds where the suite says nothing; the suites minimal and compare also read "
+        "the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."))
+    flags.add_backends(parser)
+    flags.add_measuring(parser)
+    flags.add_output(parser)
+    parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
+                   "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
+                   "attnbench run quick --backends ./mine.py --json -")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, show, keep; 1 if an output was wrong, 3 if nothing passed."""
+    from attnbench.report.table import render_run
+
+    done = carry(args, "run", lambda: make_run(args, "run", suite=args.suite or DEFAULT), render_run)
+    return done if isinstance(done, int) else verdict(done)
