@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.cli.output import Output
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.watch import quantity, words_of
 from attnbench.record import Environment, to_dict
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
     from attnbench.backends.base import Backend
@@ -95,31 +94,33 @@ def run(args: argparse.Namespace) -> int:
         UsageError: a flag is wrong.
         Unavailable: the device asked for is not there, or there is no GPU to watch.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if args.watch is not None:
-        return _watch(console, args.device, _seconds(args.watch), args.json)
-    _check_path(args.json)
     from attnbench.machine.devices import resolve
+    from attnbench.store.files import check_writable, write_bytes
 
-    report = examine(resolve(args.device))
-    if args.json:
-        text = json.dumps(to_dict(report), indent=2, ensure_ascii=False)
-        if args.json == "-":
-            console.out(text, highlight=False)
-            return 0
-        _write(Path(args.json), text + "\n")
+    output = Output()
+    if args.watch is not None:
+        return _watch(output, args.device, _seconds(args.watch), args.json)
+    if args.json not in (None, "-"):
+        check_writable(args.json)
+    report = examine(resolve(args.device), output)
+    text = json.dumps(to_dict(report), indent=2, ensure_ascii=False)
+    if args.json == "-":
+        output.line(text)
+        return 0
+    if args.json is not None:
+        write_bytes(args.json, f"{text}\n".encode())
+    console = output.console()
     for part in _render(report):
         console.print(part, soft_wrap=isinstance(part, str))
     return 0
 
 
-def examine(device: str) -> Report:
+def examine(device: str, output: Output) -> Report:
     """Find out everything `Report` holds.
 
     Args:
         device: ``cpu`` or ``cuda:N``.
+        output: where the progress bar goes.
     """
     from attnbench.machine import advice, devices, fingerprint, tools
     from attnbench.machine.nvml import Gpu
@@ -136,17 +137,17 @@ def examine(device: str) -> Report:
         gpu=_gpu_report(gpu) if gpu else None, gpu_reason=reason,
         profilers=tools.profilers(), counters_for_all=tools.counters_for_all(),
         tuning=advice.tuning(gpu) if gpu else [], max_jobs=advice.max_jobs(),
-        backends=check_backends(device),
+        backends=check_backends(device, output),
     )
 
 
-def check_backends(device: str) -> list[BackendRow]:
+def check_backends(device: str, output: Output) -> list[BackendRow]:
     """Import every backend's library, each in a process of its own, and judge.
 
     Args:
         device: ``cpu`` or ``cuda:N``.
+        output: where the progress bar goes.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from attnbench.backends import registry
@@ -155,9 +156,9 @@ def check_backends(device: str) -> list[BackendRow]:
 
     backends = registry.all_backends()
     modules = sorted({_module(backend) for backend in backends.values()})
-    screen = Console(stderr=True)
+    screen = output.live_console()
     columns = TextColumn("importing {task.fields[module]}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    with Progress(*columns, console=screen, transient=True, disable=screen is None) as progress:
         task = progress.add_task("imports", total=len(modules), module="")
         outcomes = try_imports(modules, at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
                                done=lambda module: progress.update(task, advance=1, module=module))
@@ -345,26 +346,7 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-def _check_path(path: str | None) -> None:
-    """Refuse before the slow part what could not be written after it."""
-    if path in (None, "-"):
-        return
-    target = Path(path)
-    if path.startswith("--") or target.is_dir() or not os.access(target.parent, os.W_OK):
-        raise UsageError(refusal("doctor", "json", path, "cannot be written", "a file in a folder that is there, or -"))
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        wrong = f"cannot be written: {error.strerror}"
-        raise UsageError(refusal("doctor", "json", path, wrong, "a path or -")) from None
-
-
-def _watch(console: Console, device: str, seconds: float, json_path: str | None) -> int:
+def _watch(output: Output, device: str, seconds: float, json_path: str | None) -> int:
     """Show the card until Ctrl-C."""
     from attnbench.machine.nvml import Gpu
     from attnbench.machine.watch import watch
@@ -375,7 +357,7 @@ def _watch(console: Console, device: str, seconds: float, json_path: str | None)
         raise UsageError(refusal("doctor", "device", device, "has nothing to watch", "auto, cuda or cuda:N"))
     gpu = Gpu.open("cuda:0" if device in ("auto", "cuda") else device)
     try:
-        watch(console, gpu, seconds)
+        watch(output.console(), gpu, seconds)
     except KeyboardInterrupt:
         pass
     return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnbench.machine.fingerprint import usable_cores
 from attnbench.machine.nvml import Gpu
 
 GIB = 2**30
@@ -62,13 +63,13 @@ def max_jobs(available_bytes: int | None = None) -> int:
         available_bytes: memory to share out; None asks the system.
     """
     memory = available_memory() if available_bytes is None else available_bytes
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if memory is None else max(1, min(cores, memory // BUILD_JOB_BYTES))
+    return 1 if memory is None else max(1, min(usable_cores() or 1, memory // BUILD_JOB_BYTES))
 
 
-def source_build(line: str) -> str:
-    """Put this machine's MAX_JOBS before the line of a source build: ``MAX_JOBS=4 pip install …``."""
-    return f"MAX_JOBS={max_jobs()} {line}"
+def install_line(line: str) -> str:
+    """Put this machine's MAX_JOBS before an install line that compiles: ``MAX_JOBS=4 pip install …``."""
+    compiles = re.search(r"--no-build-isolation|--no-binary|git\+|setup\.py", line)
+    return f"MAX_JOBS={max_jobs()} {line}" if compiles and "MAX_JOBS" not in line else line
 
 
 def available_memory() -> int | None:

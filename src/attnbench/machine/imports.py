@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from typing import Literal
 from attnbench.machine import child
 
 TIMEOUT_S = 60.0
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +36,72 @@ class ImportOutcome:
     seconds: float
 
 
-def try_import(module: str, timeout_s: float = TIMEOUT_S) -> ImportOutcome:
-    """Import a module in a fresh process.
+def try_imports(
+    modules: Iterable[str], *, timeout_s: float = TIMEOUT_S, at_once: int = 1,
+    done: Callable[[str], None] = lambda module: None,
+) -> dict[str, ImportOutcome]:
+    """Import each module in a fresh process of its own.
 
     Args:
-        module: dotted name.
+        modules: dotted names.
         timeout_s: after which a hanging import is ended, with every process it started.
+        at_once: how many run side by side.
+        done: called with each module that ended.
     """
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
-        answer, words = Path(folder) / "answer.json", Path(folder) / "stderr"
-        with words.open("wb") as stderr:
-            process = subprocess.Popen(
-                child.command("attnbench.machine.imports", module, str(answer)), env=child.environment(), cwd=folder,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
+    waiting = list(dict.fromkeys(modules))
+    running: list[_Attempt] = []
+    outcomes: dict[str, ImportOutcome] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_Attempt(waiting.pop(0)))
+            for attempt in list(running):
+                outcome = attempt.outcome(timeout_s)
+                if outcome is not None:
+                    outcomes[attempt.module] = outcome
+                    running.remove(attempt)
+                    attempt.end()
+                    done(attempt.module)
+            time.sleep(LOOK_S)
+    finally:  # Ctrl-C leaves no import behind
+        for attempt in running:
+            attempt.end()
+    return outcomes
+
+
+class _Attempt:
+    """One import under way."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
+        self._answer, self._words = Path(self._folder.name) / "answer.json", Path(self._folder.name) / "stderr"
+        self._began = time.perf_counter()
+        with self._words.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                child.command("attnbench.machine.imports", module, str(self._answer)), env=child.environment(),
+                cwd=self._folder.name, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+                start_new_session=True,
             )
-            try:
-                code: int | None = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        seconds = time.perf_counter() - began
+
+    def outcome(self, timeout_s: float) -> ImportOutcome | None:
+        """How it ended, or None while it runs."""
+        code, seconds = self._process.poll(), time.perf_counter() - self._began
+        if code is None and seconds < timeout_s:
+            return None
         if code is None:
-            return ImportOutcome("broken", f"import {module} did not end within {timeout_s:g} s", seconds)
-        if answer.exists():
-            told = json.loads(answer.read_text())
+            return ImportOutcome("broken", f"import {self.module} did not end within {timeout_s:g} s", seconds)
+        if self._answer.exists():
+            told = json.loads(self._answer.read_text())
             return ImportOutcome(told["state"], told["reason"], seconds)
-        return ImportOutcome("broken", _death(module, code, words), seconds)
+        return ImportOutcome("broken", _death(self.module, code, self._words), seconds)
+
+    def end(self) -> None:
+        """End what still runs of it, the processes it started included."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
 
 
 def _death(module: str, code: int, words: Path) -> str:

@@ -20,20 +20,20 @@ class PowerSampler:
     def __init__(self, device: str, period_s: float = 0.05) -> None:
         self._device = device
         self._period_s = period_s
-        self._gpu: Gpu | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._readings: list[tuple[float, float | None, float | None]] = []
         self.entered_s = 0.0
-        "time.perf_counter() at entering: the zero of the series"
+        "time.perf_counter() at the end of entering: the zero of the series"
 
     def __enter__(self) -> PowerSampler:
-        self.entered_s = time.perf_counter()
         self._readings.clear()
         self._stop.clear()
-        self._gpu = open_gpu(self._device)
-        if self._gpu is not None and self._gpu.power_w() is not None:
-            self._thread = threading.Thread(target=self._read, args=(self._gpu,), name="power", daemon=True)
+        gpu = open_gpu(self._device)
+        answers = gpu is not None and gpu.power_w() is not None
+        self.entered_s = time.perf_counter()  # after the driver's first, slow answer
+        if gpu is not None and answers:
+            self._thread = threading.Thread(target=self._read, args=(gpu,), name="power", daemon=True)
             self._thread.start()
         return self
 

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench.machine.imports import try_import
+from attnbench.machine.imports import try_imports
 
 FOLDERS = (
     "usr/local/cuda/bin", "usr/local/cuda-*/bin",
@@ -72,7 +72,7 @@ def cupti_python() -> Profiler:
         version = importlib.metadata.version("cupti-python")
     except importlib.metadata.PackageNotFoundError:
         return Profiler("cupti-python", reason="not installed; pip install cupti-python")
-    return Profiler("cupti-python", version, reason=try_import("cupti.cupti").reason)
+    return Profiler("cupti-python", version, reason=try_imports(["cupti.cupti"])["cupti.cupti"].reason)
 
 
 def counters_for_all(params: Path = DRIVER_PARAMS) -> bool | None:

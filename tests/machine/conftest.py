@@ -1,0 +1,6 @@
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from fake_card import no_driver, nvml  # noqa: F401  (fixtures of this folder)

@@ -1,0 +1,65 @@
+"""Commands for the user: this card's own, and none of them run."""
+
+import pytest
+
+from attnbench.machine import advice
+from attnbench.machine.nvml import Gpu
+
+GIB = 2**30
+
+
+def commands(nvml, device="cuda"):
+    return [item.command for item in advice.tuning(Gpu.open(device))]
+
+
+def test_tuning_is_from_the_cards_own_maximum(nvml):
+    assert commands(nvml) == ["sudo nvidia-smi -pm 1", "sudo nvidia-smi -lgc 1980,1980", "sudo nvidia-smi -rgc"]
+    nvml.card(sm_max_mhz=1410, persistence=1)
+    assert commands(nvml) == ["sudo nvidia-smi -lgc 1410,1410", "sudo nvidia-smi -rgc"]
+
+
+def test_one_card_of_several_is_named(nvml):
+    nvml.add("NVIDIA H200", 1)
+    assert commands(nvml, "cuda:1")[1] == "sudo nvidia-smi -i 1 -lgc 1980,1980"
+
+
+def test_an_unknown_maximum_gives_no_command(nvml):
+    nvml.set(refuse=["nvmlDeviceGetMaxClockInfo"])
+    assert commands(nvml) == ["sudo nvidia-smi -pm 1"]
+
+
+@pytest.mark.parametrize(("gib", "jobs"), [(0, 1), (1, 1), (9.9, 1), (10, 2), (63, 12), (4000, 16)])
+def test_max_jobs_by_memory_and_cores(monkeypatch, gib, jobs):
+    monkeypatch.setattr(advice, "usable_cores", lambda: 16)
+    assert advice.max_jobs(int(gib * GIB)) == jobs
+
+
+@pytest.mark.parametrize(("meminfo", "limit", "used", "room"), [
+    ("MemTotal: 9 kB\nMemAvailable:    41943040 kB\n", None, None, 40 * GIB),
+    ("MemAvailable:    41943040 kB\n", str(16 * GIB), str(6 * GIB), 10 * GIB),
+    ("MemAvailable:    41943040 kB\n", "max", str(6 * GIB), 40 * GIB),
+    ("MemAvailable:    41943040 kB\n", str(2 * GIB), str(3 * GIB), 0),
+    ("", None, None, None)])
+def test_available_memory(tmp_path, monkeypatch, meminfo, limit, used, room):
+    monkeypatch.setattr(advice, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(advice, "CGROUP", tmp_path)
+    (tmp_path / "meminfo").write_text(meminfo)
+    if limit:
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        (tmp_path / "memory.current").write_text(used + "\n")
+    assert advice.available_memory() == room
+
+
+def test_unknown_memory_is_one_job(monkeypatch):
+    monkeypatch.setattr(advice, "available_memory", lambda: None)
+    assert advice.max_jobs() == 1
+
+
+@pytest.mark.parametrize(("line", "wanted"), [
+    ("pip install flash-attn --no-build-isolation", "MAX_JOBS=3 pip install flash-attn --no-build-isolation"),
+    ("pip install git+https://github.com/a/b", "MAX_JOBS=3 pip install git+https://github.com/a/b"),
+    ("MAX_JOBS=8 pip install git+https://github.com/a/b", "MAX_JOBS=8 pip install git+https://github.com/a/b"),
+    ("pip install sageattention==1.0.6", "pip install sageattention==1.0.6"), ("part of torch", "part of torch")])
+def test_max_jobs_stands_before_what_compiles(monkeypatch, line, wanted):
+    monkeypatch.setattr(advice, "max_jobs", lambda: 3)
+    assert advice.install_line(line) == wanted

@@ -1,0 +1,63 @@
+"""Measured ceilings on the CPU: of the right order, quick, and without a trace."""
+
+import time
+
+import pytest
+import torch
+
+from attnbench.machine import ceilings
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ceilings.copy_gbps.cache_clear()
+    ceilings.matmul_tflops.cache_clear()
+
+
+def test_they_are_measured_in_under_a_second_and_once_a_process():
+    began = time.perf_counter()
+    first = ceilings.ceilings("cpu", "fp32")
+    assert time.perf_counter() - began < 2.0  # one second on a machine that does nothing else
+    assert 0.1 < first["copy_gbps"] < 10_000
+    assert 0.0005 < first["matmul_tflops"] < 100
+    assert ceilings.ceilings("cpu", "fp32") == first
+
+
+def test_copy_counts_what_is_read_and_what_is_written(monkeypatch):
+    monkeypatch.setattr(ceilings, "_best", lambda call, device, launches: 1.0)
+    assert ceilings.copy_gbps("cpu") == 2 * ceilings._copy_bytes("cpu") / 1e9
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_matmul_counts_two_flops_a_product(monkeypatch, dtype):
+    monkeypatch.setattr(ceilings, "_best", lambda call, device, launches: 0.5)
+    assert ceilings.matmul_tflops("cpu", dtype) == pytest.approx(2 * 256**3 / 0.5 / 1e12)
+
+
+def test_a_dtype_no_matmul_takes_is_none():
+    assert ceilings.ceilings("cpu", "fp8")["matmul_tflops"] is None
+
+
+def test_no_memory_is_none(monkeypatch):
+    def full(*args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(ceilings, "_best", full)
+    assert ceilings.ceilings("cpu", "fp32") == {"copy_gbps": None, "matmul_tflops": None}
+
+
+def test_nothing_global_is_left_changed():
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    before = torch.get_float32_matmul_precision()
+    ceilings.ceilings("cpu", "fp32")
+    assert torch.equal(torch.rand(3), wanted)
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.gpu
+def test_on_the_card():
+    found = ceilings.ceilings("cuda:0", "bf16")
+    assert 100 < found["copy_gbps"] < 20_000
+    assert 5 < found["matmul_tflops"] < 5_000

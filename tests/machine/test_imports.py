@@ -1,0 +1,110 @@
+"""Imports tried in processes of their own: whatever they do, it ends as a sentence."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnbench.machine.imports import try_imports
+
+MODULES = {
+    "good": "VALUE = 1",
+    "noisy": "import sys; print('out'); print('err', file=sys.stderr)",
+    "exits": "import sys; sys.exit(0)",
+    "leaves": "import os, sys; print('goodbye', file=sys.stderr, flush=True); os._exit(0)",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "aborts": "import os; os.abort()",
+    "raises": "raise RuntimeError('built for CUDA 12\\nand a second line')",
+    "undefined": "raise ImportError('undefined symbol: _ZN3c10')",
+    "needy": "import surely_not_there.inner",
+    "silent": "raise ValueError",
+    "waits": "import threading; threading.Thread(target=threading.Event().wait).start()",
+    "parent/__init__": "",
+}
+
+
+@pytest.fixture
+def strangers(tmp_path, monkeypatch):
+    for name, body in MODULES.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(body)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+def test_every_way_an_import_ends(strangers):
+    names = ["good", "noisy", "exits", "leaves", "crashes", "aborts", "raises", "undefined", "needy", "silent", "waits",
+             "nobody_has_this", "nobody_has_this.inner", "parent.inner"]
+    seen = []
+    found = try_imports(names, timeout_s=20, at_once=2, done=seen.append)
+    assert {name: (outcome.state, outcome.reason) for name, outcome in found.items()} == {
+        "good": ("imported", None),
+        "noisy": ("imported", None),
+        "exits": ("broken", "SystemExit: 0"),
+        "leaves": ("broken", "import leaves ended the process with code 0: goodbye"),
+        "crashes": ("broken", "import crashes crashed (SIGSEGV)"),
+        "aborts": ("broken", "import aborts crashed (SIGABRT)"),
+        "raises": ("broken", "RuntimeError: built for CUDA 12"),
+        "undefined": ("broken", "ImportError: undefined symbol: _ZN3c10"),
+        "needy": ("broken", "needs module surely_not_there, which is not installed"),
+        "silent": ("broken", "ValueError: no message"),
+        "waits": ("imported", None),
+        "nobody_has_this": ("missing", "module nobody_has_this is not installed"),
+        "nobody_has_this.inner": ("missing", "module nobody_has_this is not installed"),
+        "parent.inner": ("missing", "module parent.inner is not installed"),
+    }
+    assert sorted(seen) == sorted(names)
+    assert "good" not in sys.modules
+
+
+def test_a_hanging_import_is_ended_with_what_it_started(strangers):
+    (strangers / "hangs.py").write_text(
+        "import pathlib, subprocess, time\n"
+        f"pathlib.Path({str(strangers / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))\n"
+        "time.sleep(60)")
+    began = time.perf_counter()
+    outcome = try_imports(["hangs"], timeout_s=0.7)["hangs"]
+    assert (outcome.state, outcome.reason) == ("broken", "import hangs did not end within 0.7 s")
+    assert outcome.seconds >= 0.7
+    assert time.perf_counter() - began < 5
+    assert not _alive(int((strangers / "pid").read_text()))
+
+
+def test_ctrl_c_leaves_no_import_behind(strangers):
+    (strangers / "sleeps.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(strangers / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)")
+
+    def interrupt(module):
+        while not (strangers / "pid").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        try_imports(["sleeps", "good"], at_once=2, done=interrupt)
+    assert not _alive(int((strangers / "pid").read_text()))
+
+
+def test_the_current_folder_is_not_searched(strangers, tmp_path_factory, monkeypatch):
+    here = tmp_path_factory.mktemp("here")
+    (here / "only_here.py").write_text("")
+    monkeypatch.chdir(here)
+    assert try_imports(["only_here"])["only_here"].state == "missing"
+
+
+def _alive(pid):
+    """Running, and not a zombie that nobody has waited for."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
