@@ -70,6 +70,8 @@ class Time:
     "opening the session"
     first_call_ms: float | None = None
     "first launch, compilation included"
+    tick_ms: float | None = None
+    "resolution of the timer; ratios of times of a few ticks need it"
     samples_ms: tuple[float, ...] = ()
     rounds: tuple[int, ...] = ()
     "round of each sample: samples of one round of one group form a pair"
@@ -115,6 +117,17 @@ class Rate:
     percent_of_peak: float | None = None
     "share of the data-sheet peak that bounds the case; None where the peak is not known"
 
+    @classmethod
+    def of(cls, work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
+        """Work over a median time; the share of the peak is the caller's, who knows the card."""
+        executed = work.executed_flops
+        return cls(
+            tflops=work.flops / median_ms / 1e9,
+            executed_tflops=None if executed is None else executed / median_ms / 1e9,
+            gbps=work.bytes / median_ms / 1e6,
+            percent_of_peak=percent_of_peak,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Error:
@@ -158,6 +171,8 @@ class Environment:
     gpu_mem_gb: float | None = None
     gpu_uuid: str | None = None
     sm_count: int | None = None
+    sm_max_mhz: int | None = None
+    "highest SM clock the card offers"
     l2_mb: float | None = None
     power_limit_w: float | None = None
     packages: Mapping[str, str] = field(default_factory=dict)

@@ -1,26 +1,45 @@
-"""Samples of several closures taken in turn: the contract; see `sample`."""
+"""Samples of several closures, taken in turn.
+
+One round calls every subject once, in an order that is random but balanced (no subject is more
+often first, and none follows the same one more often), so that a clock that drifts, a card that
+heats up and a neighbour that wakes touch all alike, and the ratio of two samples of one round is
+free of them.  Rounds are queued in batches behind a backlog (`stage`), read by a timer (`timer`),
+and go on until what was asked for is known (`stats.stopping`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
+from attnbench.errors import Unavailable, unknown
+from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
+from attnbench.measure.subject import Subject
+from attnbench.measure.timer import Reading, Timer, available, choose
 from attnbench.record import PowerSeries
+from attnbench.stats.design import balanced_orders
+from attnbench.stats.stopping import StopRule
 
-
-@dataclass(kw_only=True, slots=True)
-class Subject:
-    """One competitor: a closure ready to be called again and again."""
-
-    name: str
-    call: Callable[[], Any]
-    reset: Callable[[], None] | None = None
-    "untimed, before each sample"
-    reported_ms: Callable[[], float] | None = None
-    "the kernel's own figure for the last call"
-    capturable: bool = True
-    "may be recorded in a CUDA graph"
+REGIMES = ("burst", "sustained")
+WARMUP_S = 0.03
+"""Untimed calls before the first sample, at least, where no count is asked for."""
+HEAT_S = 1.0
+"""Untimed load before sustained samples: on an H200 the clock has settled after half of it."""
+BATCH_S = 0.04
+"""Host or device time of a batch: long enough to pay for starting a profiler, short enough to look in between."""
+COOL = 0.985
+"""Burst samples want the clock within this share of where the cool card had it; below it the sampler pauses."""
+PAUSE_S = 0.1
+LEAD_S = 1e-3
+"""Head start of the host in every batch: the first launches after a pause are slow."""
+LATE = 0.05
+"""Share of samples in which the host may be late before the record says so."""
+DISAGREE = 0.05
+"""Timers whose medians are further apart than this are flagged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +47,22 @@ class Plan:
     """How to sample a group."""
 
     timer: str = "auto"
+    "auto, all, or a timer's name"
     l2: str = "auto"
+    "auto (cold on a GPU, warm on a CPU), cold, warm"
     regime: str = "burst"
+    "burst (cool, at full clock) or sustained (heated until it settles)"
     warmup: int | None = None
+    "rounds before the first sample; None: by time"
     iterations: int | None = None
+    "rounds; None: until `rel_ci` or `max_seconds`"
     rel_ci: float = 0.01
     max_seconds: float = 2.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.regime not in REGIMES:
+            raise unknown("measure", "regime", self.regime, REGIMES)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,10 +77,13 @@ class Timing:
     samples_ms: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
+    "seconds since the group began"
     sm_mhz: list[float | None] = field(default_factory=list)
     busy_ms: float | None = None
     host_ms: float | None = None
     kernels: tuple[str, ...] = ()
+    kernel_ms: tuple[float, ...] = ()
+    "median of each"
     notes: tuple[str, ...] = ()
 
 
@@ -62,17 +93,227 @@ class GroupTiming:
 
     timings: list[Timing]
     by_timer: dict[str, list[Timing]] = field(default_factory=dict)
+    "with timer=all: every timer that could time all subjects"
     power: PowerSeries | None = None
     sampling_s: float = 0.0
     "wall time spent taking samples"
 
 
+Announce = Callable[[int, str], None]
+
+
 def sample(
-    subjects: Sequence[Subject],
-    *,
-    device: str,
-    plan: Plan,
-    announce: Callable[[int, str], None] = lambda index, phase: None,
+    subjects: Sequence[Subject], *, device: str, plan: Plan, announce: Announce = lambda index, phase: None
 ) -> GroupTiming:
-    """Sample all subjects round by round (being written)."""
-    raise NotImplementedError
+    """Sample all subjects round by round.
+
+    Args:
+        subjects: competitors; each must have been called once before (compiled, checked).
+        device: cpu, cuda or cuda:N.
+        plan: how, and when to stop.
+        announce: told (index of the subject, phase) before each turn.
+
+    Raises:
+        UsageError: an unknown timer, cache state or regime, or one the device has not.
+        Unavailable: the timer does not work here, or cannot time one of the subjects.
+    """
+    if plan.timer != "all":
+        return _sample(subjects, choose(plan.timer, device), device, plan, announce)
+    timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
+    share = replace(plan, max_seconds=plan.max_seconds / len(timers))
+    groups = {timer.name: _sample(subjects, timer, device, share, announce) for timer in timers}
+    first = groups[timers[0].name]
+    first.by_timer = {name: group.timings for name, group in groups.items()}
+    of_device = [groups[timer.name] for timer in timers if timer.device_time]
+    for index, timing in enumerate(first.timings):
+        timing.notes += tuple(_disagreements([group.timings[index] for group in of_device]))
+    first.sampling_s = sum(group.sampling_s for group in groups.values())
+    return first
+
+
+def _sample(
+    subjects: Sequence[Subject], timer: Timer, device: str, plan: Plan, announce: Announce
+) -> GroupTiming:
+    from attnbench.machine.telemetry import PowerSampler
+
+    for subject in subjects:
+        if why := timer.accepts(subject):
+            raise Unavailable(f"{timer.name}: subject={subject.name} cannot be timed; {why}")
+    with _no_garbage_collection(), open_stage(device, plan.l2) as stage:
+        sampler = _Sampler(subjects, timer, stage, plan, announce)
+        sampler.warm_up()
+        with PowerSampler(device) as power:
+            sampler.begun = time.perf_counter()
+            stopped_by = sampler.run()
+            spent = time.perf_counter() - sampler.begun
+    timings = [sampler.timing(index, stopped_by) for index in range(len(subjects))]
+    return GroupTiming(timings=timings, power=power.series(0.0), sampling_s=spent)
+
+
+class _Sampler:
+    """One group under one timer."""
+
+    def __init__(
+        self, subjects: Sequence[Subject], timer: Timer, stage: Stage, plan: Plan, announce: Announce
+    ) -> None:
+        self.subjects, self.timer, self.stage, self.plan, self.announce = subjects, timer, stage, plan, announce
+        self.rule = StopRule(
+            rel_ci=plan.rel_ci, max_seconds=plan.max_seconds, iterations=plan.iterations, tick=timer.tick_ms
+        )
+        self.readings: list[list[Reading]] = [[] for _ in subjects]
+        self.begun = 0.0
+        self.host_s = 0.0
+        "host time to queue one sample, from the last batch"
+        self.round_s = 0.0
+        "wall time of one round, from the last batch"
+        self.orders = self._orders()
+        self.cool_mhz = 0.0
+        self.last_mhz: list[float] = []
+        self.device_s = 0.0
+        self.batch_s = BATCH_S
+
+    def warm_up(self) -> None:
+        """Untimed rounds: as many as asked for, or until clocks and caches have settled."""
+        plan = self.plan
+        if plan.regime == "sustained" and self.stage.kind == "cuda":
+            run_untimed(self.stage, self.subjects, HEAT_S)
+        if plan.warmup is not None:
+            self._batch(plan.warmup, keep=False)
+            return
+        started = time.perf_counter()
+        self._batch(1, keep=False)
+        while time.perf_counter() - started < WARMUP_S:
+            self._batch(self._fit(8), keep=False)
+
+    def run(self) -> str:
+        """Sample until the rule says why to stop."""
+        while True:
+            done = len(self.readings[0])
+            self._batch(self._fit(self.rule.next_look(done) - done), keep=True)
+            samples = [[reading.ms for reading in readings] for readings in self.readings]
+            if why := self.rule.decide(samples, time.perf_counter() - self.begun):
+                return why
+            self._cool()
+
+    def timing(self, index: int, stopped_by: str) -> Timing:
+        """Everything sampled of one subject."""
+        readings, stage = self.readings[index], self.stage
+        busy = [r.busy_ms for r in readings if r.busy_ms is not None]
+        host = [r.host_ms for r in readings if r.host_ms is not None]
+        return Timing(
+            name=self.subjects[index].name,
+            timer=self.timer.name,
+            l2=stage.l2,
+            regime=self.plan.regime if stage.kind == "cuda" else "cpu",
+            stopped_by=stopped_by,
+            samples_ms=[r.ms for r in readings],
+            rounds=list(range(len(readings))),
+            at_s=[round((r.at_s or self.begun) - self.begun, 6) for r in readings],
+            sm_mhz=[r.sm_mhz for r in readings],
+            busy_ms=statistics.median(busy) if busy else None,
+            host_ms=statistics.median(host) if host else None,
+            kernels=readings[0].kernels if readings else (),
+            kernel_ms=_each_kernel_ms(readings),
+            notes=tuple(_notes(readings)),
+        )
+
+    def _orders(self) -> Iterator[tuple[int, ...]]:
+        block, seed = 8 * len(self.subjects), self.plan.seed
+        while True:
+            yield from balanced_orders(len(self.subjects), block, seed)
+            seed += 1
+
+    def _fit(self, rounds: int) -> int:
+        """At most `rounds`, and no more than fit a batch and the seconds left."""
+        most = MAX_BATCH // len(self.subjects)
+        if self.round_s > 0:
+            seconds = self.batch_s
+            if self.begun and self.plan.iterations is None:
+                seconds = min(seconds, self.plan.max_seconds - (time.perf_counter() - self.begun))
+            most = min(most, int(seconds / self.round_s))
+        return max(1, min(rounds, most))
+
+    def _batch(self, rounds: int, *, keep: bool) -> None:
+        """Measure some rounds, in pieces that fit the marker's slots."""
+        most = MAX_BATCH // len(self.subjects)
+        for first in range(0, rounds, most):
+            self._measure(min(most, rounds - first), keep=keep)
+
+    def _measure(self, rounds: int, *, keep: bool) -> None:
+        orders = [next(self.orders) for _ in range(rounds)]
+        batch = [(index, self.subjects[index]) for order in orders for index in order]
+        started = time.perf_counter()
+        readings = self.timer.measure(self.stage, batch, self._lead_s(len(batch)), self.announce)
+        ended = time.perf_counter()
+        self.host_s = self.stage.queued_s / len(batch)
+        self.round_s = (ended - started) / rounds
+        for (index, _), reading in zip(batch, readings, strict=True):
+            if reading.at_s is None:
+                reading.at_s = started
+            if keep:
+                self.readings[index].append(reading)
+        self.device_s = statistics.fmean(reading.ms for reading in readings) / 1e3
+        self.last_mhz = [reading.sm_mhz for reading in readings if reading.sm_mhz]
+
+    def _lead_s(self, samples: int) -> float:
+        """How long the device must be held so that the host is ahead to the end of the batch."""
+        if self.stage.kind != "cuda":
+            return 0.0
+        if self.host_s == 0.0:
+            return 5e-3
+        return LEAD_S + max(0.0, 1.15 * samples * (self.host_s - self.device_s))
+
+    def _cool(self) -> None:
+        """In the burst regime, pause while the card holds its clock below what it had when it was cool.
+
+        The reference is the group's own best batch and not the data sheet: a short kernel with gaps
+        never sees the highest clock, and pausing would only let it sink further.
+        """
+        if self.plan.regime != "burst" or not self.last_mhz or self.plan.iterations is not None:
+            return
+        clock = statistics.median(self.last_mhz)
+        self.cool_mhz = max(self.cool_mhz, clock)
+        if clock < COOL * self.cool_mhz:
+            self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
+            left = self.plan.max_seconds - (time.perf_counter() - self.begun)
+            time.sleep(max(0.0, min(PAUSE_S, left / 2)))
+
+
+def _notes(readings: Sequence[Reading]) -> Iterator[str]:
+    shapes = {reading.kernels for reading in readings}
+    if len(shapes) > 1:
+        yield f"the kernels of a call varied: {len(shapes)} different sequences in {len(readings)} samples"
+    late = sum(reading.waited for reading in readings)
+    if late > LATE * len(readings):
+        yield f"the host was late in {late} of {len(readings)} samples: gaps between the kernels are partly the host's"
+
+
+def _each_kernel_ms(readings: Sequence[Reading]) -> tuple[float, ...]:
+    alike = [r.kernel_ms for r in readings if r.kernels == readings[0].kernels]
+    return tuple(statistics.median(times) for times in zip(*alike, strict=True))
+
+
+def _disagreements(timings: Sequence[Timing]) -> Iterator[str]:
+    if not timings:
+        return
+    first = timings[0]
+    base = statistics.median(first.samples_ms)
+    for other in timings[1:]:
+        median = statistics.median(other.samples_ms)
+        if abs(median / base - 1) > DISAGREE:
+            yield (
+                f"timers disagree: {other.timer} {1e3 * median:.4g} µs, "
+                f"{first.timer} {1e3 * base:.4g} µs ({100 * (median / base - 1):+.0f} %)"
+            )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a batch would make the host late."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -108,6 +108,25 @@ class Workload(ABC):
         """Well-known wrong answers in fp32, with words: ("top-left causal alignment", outputs)."""
         return ()
 
+    def flags(self, case: Any) -> list[str]:
+        """The shape flags that name this case on the command line; what the rest implies is left out."""
+        values = case.to_dict()
+        for name in list(values):
+            fewer = {key: value for key, value in values.items() if key != name}
+            if self.case(fewer) == case:
+                values = fewer
+        words: list[str] = []
+        for axis in self.axes:
+            if axis.name not in values:
+                continue
+            flag = axis.name.replace("_", "-")
+            if axis.boolean:
+                words.append(f"--{flag}" if values[axis.name] else f"--no-{flag}")
+            else:
+                value = values[axis.name]
+                words += [f"--{flag}", ":".join(map(str, value)) if isinstance(value, list) else str(value)]
+        return words
+
     def shrink(self, case: Any, factor: float) -> Any | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
         return None

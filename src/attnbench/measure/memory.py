@@ -1,0 +1,50 @@
+"""Peak memory of a call, measured alone: what the call itself allocates at most, at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes above what was allocated when the call began."""
+
+    allocated: int
+    reserved: int | None
+    "what the caching allocator holds in all at the peak; None on a CPU, which has none"
+
+
+def peak(call: Callable[[], Any], device: str) -> Peak:
+    """Peak of the allocator during one call.
+
+    On a GPU the caching allocator's own statistics; on a CPU the running sum of the allocations that
+    torch's profiler sees (memory that a library takes elsewhere is not seen).
+    """
+    return _cpu_peak(call) if device.startswith("cpu") else _cuda_peak(call, device)
+
+
+def _cuda_peak(call: Callable[[], Any], device: str) -> Peak:
+    import torch
+
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # so that the reserved figure is this call's and not an earlier backend's
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return Peak(torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device))
+
+
+def _cpu_peak(call: Callable[[], Any]) -> Peak:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        call()
+    allocated = most = 0
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        allocated += event.nbytes()
+        most = max(most, allocated)
+    return Peak(most, None)

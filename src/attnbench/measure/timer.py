@@ -1,0 +1,151 @@
+"""What a timer is, and how one is found and chosen."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.errors import Unavailable, UsageError, refusal, unknown
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from attnbench.measure.stage import Stage
+    from attnbench.measure.subject import Subject
+
+AUTO = {"cuda": ("cupti", "events"), "cpu": ("wall",)}
+"""What `--timer auto` tries, best first."""
+EXTRA = "ATTNBENCH_TIMERS"
+"""Environment variable: files with further timers, separated like PATH."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One sample as a timer read it."""
+
+    ms: float
+    at_s: float | None = None
+    "seconds on the host's monotonic clock; None: the sampler's own time of the batch"
+    sm_mhz: float | None = None
+    busy_ms: float | None = None
+    host_ms: float | None = None
+    kernels: tuple[str, ...] = ()
+    kernel_ms: tuple[float, ...] = ()
+    "of each of them"
+    waited: bool = False
+    "the host was late: the device stood still inside the sample"
+
+
+class Timer(ABC):
+    """One way of timing a batch of calls.  A timer is one file in `measure/timers/`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    devices: ClassVar[tuple[str, ...]]
+    tick_ms: ClassVar[float] = 0.0
+    "smallest step of a reading"
+    device_time: ClassVar[bool] = True
+    "reads the device's time alone, so that two such timers ought to agree"
+
+    def probe(self, device: str) -> None:
+        """Whether this timer works here.
+
+        Raises:
+            Unavailable: with the reason.
+        """
+        kind = "cpu" if device.startswith("cpu") else "cuda"
+        if kind not in self.devices:
+            raise Unavailable(
+                refusal("timer", "timer", self.name, f"does not work on {kind}", f"for {' and '.join(self.devices)}")
+            )
+
+    def accepts(self, subject: Subject) -> str | None:
+        """Why this timer cannot time this subject, or None."""
+        return None
+
+    @abstractmethod
+    def measure(
+        self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]
+    ) -> list[Reading]:
+        """Time each (index, subject) of the batch, in order.
+
+        `announce(index, phase)` is called before each subject's turn: the last word of a worker
+        that dies says whom to blame.
+        """
+
+
+@cache
+def all_timers() -> dict[str, Timer]:
+    """Every timer of `measure/timers/` and of the files named by ATTNBENCH_TIMERS.
+
+    Raises:
+        UsageError: two timers of one name, or a file that does not import.
+    """
+    import attnbench.measure.timers as room
+
+    names = [found.name for found in pkgutil.iter_modules(room.__path__)]
+    modules = [importlib.import_module(f"{room.__name__}.{name}") for name in names]
+    modules += [_load(Path(item)) for item in os.environ.get(EXTRA, "").split(os.pathsep) if item]
+    timers: dict[str, Timer] = {}
+    for module in modules:
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Timer) and kind.__module__ == module.__name__:
+                if kind.name in timers:
+                    raise UsageError(refusal("timers", "name", kind.name, "is defined twice", "one timer a name"))
+                timers[kind.name] = kind()
+    return timers
+
+
+def choose(name: str, device: str) -> Timer:
+    """The timer of that name; for auto the best that works on the device.
+
+    Raises:
+        UsageError: no such timer.
+        Unavailable: asked for by name, and it does not work here; or none does.
+    """
+    timers = all_timers()
+    if name != "auto":
+        if name not in timers:
+            raise unknown("measure", "timer", name, ["auto", "all", *timers])
+        timers[name].probe(device)
+        return timers[name]
+    reasons = []
+    for candidate in AUTO["cpu" if device.startswith("cpu") else "cuda"]:
+        try:
+            timers[candidate].probe(device)
+        except Unavailable as why:
+            reasons.append(str(why))
+        else:
+            return timers[candidate]
+    raise Unavailable("; ".join(reasons))
+
+
+def available(device: str) -> list[Timer]:
+    """Every timer that works on the device, the one auto takes first."""
+    first = choose("auto", device)
+    found = [first]
+    for timer in all_timers().values():
+        try:
+            timer.probe(device)
+        except Unavailable:
+            continue
+        if timer is not first:
+            found.append(timer)
+    return found
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"attnbench_timer_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(refusal("timers", EXTRA, path.name, "is not a Python file", "paths of .py files"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,43 @@
+"""The kernel's own figure, for kernels that time themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from attnbench.measure.stage import Stage
+from attnbench.measure.subject import Subject
+from attnbench.measure.timer import Reading, Timer
+
+
+class Reported(Timer):
+    """What `Launch.reported_ms` says of the call just made; nothing of it is ours to vouch for."""
+
+    name = "reported"
+    title = "the kernel's own figure"
+    devices = ("cpu", "cuda")
+
+    def accepts(self, subject: Subject) -> str | None:
+        """Only subjects that report."""
+        return None if subject.reported_ms else "the launch reports no time of its own"
+
+    def measure(
+        self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]
+    ) -> list[Reading]:
+        """Call, then ask."""
+        readings = []
+        stage.begin(0.0)
+        for index, subject in batch:
+            announce(index, "sample")
+            stage.ready(subject)
+            stage.mark()
+            at = time.perf_counter()
+            subject.call()
+            stage.mark()
+            if subject.reported_ms is None:
+                raise ValueError(f"{subject.name} reports no time; the sampler asks `accepts` first")
+            readings.append(Reading(subject.reported_ms(), at_s=at))
+        stage.end()
+        for reading, clock in zip(readings, stage.sm_mhz(len(batch)), strict=True):
+            reading.sm_mhz = clock
+        return readings

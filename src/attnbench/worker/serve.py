@@ -1,0 +1,79 @@
+"""The worker's main loop: read a request, carry it out, say what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+from attnbench.backends.base import Machine
+from attnbench.errors import WorkerError
+from attnbench.machine.fingerprint import environment
+from attnbench.record import PlannedGroup, Settings, from_dict
+from attnbench.worker.blame import HARNESS, BlamePage
+from attnbench.worker.group import ContextLost, GroupRun
+from attnbench.worker.protocol import PARENT, parse, send
+
+PR_SET_PDEATHSIG = 1
+
+
+def serve(device: str, page_path: str, read_fd: int, write_fd: int) -> int:
+    """Serve until the parent closes the pipe.
+
+    Args:
+        device: cpu, cuda or cuda:N; everything this process measures runs there.
+        page_path: file of the blame page.
+        read_fd: requests.
+        write_fd: answers.
+    """
+    _die_with_parent()
+    page = BlamePage(Path(page_path))
+    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
+        machine = _machine(device)
+        send(answers, say="ready", environment=environment(device))
+        for line in requests:
+            message = parse(line)
+            if message.get("do") != "group":
+                raise WorkerError(f"worker: do={message.get('do')} is not known; group")
+            run = GroupRun(
+                from_dict(PlannedGroup, message["group"], "request.group"),
+                from_dict(Settings, message["settings"], "request.settings"),
+                files=message["files"],
+                device=device,
+                machine=machine,
+                page=page,
+                on_record=lambda record: send(answers, say="record", record=record),
+            )
+            try:
+                sampling_s = run.carry_out()
+            except ContextLost as lost:
+                send(answers, say="lost", index=lost.index, phase=lost.phase, reason=str(lost))
+                # The context answers nothing any more: an orderly exit would hang in its destructors.
+                os._exit(0)
+            page.say(HARNESS, "idle")
+            # What is alive now (torch above all) stays: later collections need not walk it (0.1 s each).
+            gc.freeze()
+            send(answers, say="done", number=message["number"], sampling_s=sampling_s)
+    return 0
+
+
+def _machine(device: str) -> Machine:
+    if device.startswith("cpu"):
+        return Machine("cpu")
+    import torch
+
+    torch.cuda.set_device(torch.device(device))
+    properties = torch.cuda.get_device_properties(device)
+    return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); catch the parent that is dead already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get(PARENT)
+    if parent and os.getppid() != int(parent):
+        os._exit(0)
