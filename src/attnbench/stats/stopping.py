@@ -1,0 +1,117 @@
+"""When a group has been sampled enough.
+
+**What has to be known.**  One subject: its median.  Two or more: the ratio of each to the first.  A
+ratio's interval is wider than either time's by a root of two when the noise is independent, so the
+times are then known too; where times stay unknown although the ratios are known, the subjects drift
+together (a card at its power limit: 5 to 11 %), and more samples do not cure that.  The times keep
+their own, wide, interval in the record.
+
+**Looking spoils.**  Who looks after each sample and stops at the first narrow interval stops where
+the interval is narrow by chance.  So there are few looks, each half as many samples again after the
+last (10, 15, 23, 35 …), and an interval counts only when it is narrow at two looks in a row.  A
+single subject has no partner to cancel a drift: it also needs 30 samples' worth of independent ones.
+Simulated to 1 % and to 0.5 % (1,000 streams each), the share of intervals that hold the true median
+at the stop, against looking once and taking the samples for independent:
+
+    noise                                       this rule        one look, independent
+    normal, lognormal, two peaks 55/45          0.95 to 0.98     0.91 to 0.98
+    neighbours correlated 0.5                   0.94 to 0.95     0.80 to 0.84
+    neighbours correlated 0.8                   0.93 to 0.95     0.46 to 0.59
+    neighbours correlated 0.9                   0.90 to 0.94     0.29 to 0.48
+    half of it correlated 0.9, half white       0.83 to 0.93     0.50 to 0.53
+
+The slower the drift against the sampling, the less of it is seen from inside; for what a whole
+process has in common there are replicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbench.stats.dependence import variance_inflation
+from attnbench.stats.ratio import paired_ratio
+from attnbench.stats.summary import median_interval, percentile
+
+FEWEST_ROUNDS = 10
+"""The first look."""
+
+FEWEST_INDEPENDENT = 30
+"""Samples' worth that the median of a single subject needs."""
+
+GROWTH = 1.5
+"""Samples at a look over samples at the look before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRule:
+    """Decides between rounds whether a group goes on.  Holds no state: the samples are all of it."""
+
+    rel_ci: float = 0.01
+    "half the width of the 95 % interval over its centre that counts as known"
+    max_seconds: float = 2.0
+    "sampling time of the group; ends it after any round"
+    iterations: int | None = None
+    "exactly this many rounds, whatever the other two say"
+    tick: float = 0.0
+    "resolution of the timer in the unit of the samples"
+
+    def next_look(self, num_rounds: int) -> int:
+        """Number of rounds, above `num_rounds`, at which the samples are looked at next."""
+        if self.iterations is not None:
+            return self.iterations
+        look = FEWEST_ROUNDS
+        while look <= num_rounds:
+            look = math.ceil(look * GROWTH)
+        return look
+
+    def decide(self, group: Sequence[Sequence[float]], elapsed_s: float) -> str | None:
+        """Say why the group is done, or None to go on; to be asked after any round.
+
+        Args:
+            group: Samples of each subject by round, the first subject being the one compared with.
+            elapsed_s: Sampling time so far.
+
+        Returns:
+            "iterations", "rel-ci", "max-seconds" or None.
+
+        Raises:
+            ValueError: there is no subject, or a time is not positive and finite.
+        """
+        rounds = min(map(len, group))
+        if self.iterations is not None:
+            return "iterations" if rounds >= self.iterations else None
+        if self._is_look(rounds) and self._known(group, rounds) and self._known(group, self._look_before(rounds)):
+            return "rel-ci"
+        return "max-seconds" if elapsed_s >= self.max_seconds else None
+
+    def _is_look(self, rounds: int) -> bool:
+        return rounds > FEWEST_ROUNDS and self.next_look(rounds - 1) == rounds
+
+    def _look_before(self, rounds: int) -> int:
+        look = FEWEST_ROUNDS
+        while self.next_look(look) < rounds:
+            look = self.next_look(look)
+        return look
+
+    def _known(self, group: Sequence[Sequence[float]], rounds: int) -> bool:
+        first = group[0][:rounds]
+        if len(group) == 1:
+            return self._median_known(first)
+        baseline = dict(enumerate(first))
+        return all(self._ratio_known(baseline, dict(enumerate(other[:rounds]))) for other in group[1:])
+
+    def _median_known(self, samples: Sequence[float]) -> bool:
+        interval = median_interval(samples)
+        if interval is None or len(samples) < FEWEST_INDEPENDENT * variance_inflation(samples):
+            return False
+        # A timer cannot tell times apart that are closer than its tick: more samples change nothing.
+        tolerance = max(self.rel_ci * percentile(sorted(samples), 0.5), self.tick / 2.0)
+        return (interval[1] - interval[0]) / 2.0 <= tolerance * (1.0 + 1e-9)
+
+    def _ratio_known(self, baseline: dict[int, float], own: dict[int, float]) -> bool:
+        estimate = paired_ratio(baseline, own, tick=self.tick)
+        if estimate.ci_low is None or estimate.ci_high is None:
+            return False
+        return (estimate.ci_high - estimate.ci_low) / 2.0 <= self.rel_ci * estimate.ratio

@@ -1,0 +1,140 @@
+"""One stream of samples in numbers: median with its interval, mean, spread, percentiles.
+
+The interval of the median is the pair of order statistics whose exact binomial coverage is the
+smallest that is at least the confidence asked for.  It is guaranteed for any continuous
+distribution, and its ends are times that were measured.  Interpolating between neighbouring pairs
+(Hettmansperger and Sheather, 1986) is the usual alternative.  Simulated, 40,000 streams each:
+
+    coverage of 95 % (mean width)    normal          exponential     two peaks, 52/48
+    6 samples, exact pair            0.970 (2.53)    0.968 (2.28)    0.969 (4.99)
+    6 samples, interpolated          0.953 (2.09)    0.947 (1.85)    0.891 (4.61)
+    20 samples, exact pair           0.959 (1.18)    0.959 (0.97)    0.958 (4.75)
+    20 samples, interpolated         0.951 (1.11)    0.951 (0.91)    0.934 (4.65)
+    100 samples, exact pair          0.966 (0.53)    0.964 (0.43)    0.965 (4.59)
+    100 samples, interpolated        0.951 (0.49)    0.950 (0.39)    0.951 (4.49)
+
+Interpolation is 6 to 18 % narrower, but falls short on two close peaks, which is what kernel times
+look like when a clock has two states, and after looking at the data to decide when to stop (0.913
+where the exact pair keeps 0.942).  The exact pair is kept.  It is then widened for serial
+dependence (see `dependence`): under a drifting clock an interval that takes the samples for
+independent is several times too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+from attnbench.stats.dependence import variance_inflation
+
+FEWEST_FOR_INTERVAL = 6
+"""Smallest and largest of five samples hold the median with 93.75 % only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What a stream of samples says; times in the unit of the samples (milliseconds in a run)."""
+
+    num_samples: int
+    median: float
+    mean: float
+    std: float | None
+    "n-1; None for one sample"
+    min: float
+    max: float
+    p95: float
+    p99: float
+    ci_low: float | None
+    ci_high: float | None
+    "95 % interval of the median; None below six samples"
+
+
+def summarise(samples_ms: Sequence[float]) -> Summary:
+    """Summarise samples in the order of measuring; only the interval depends on that order.
+
+    Raises:
+        ValueError: there is no sample, or one is negative or not a finite number.
+    """
+    if not samples_ms:
+        raise ValueError("no samples to summarise")
+    ordered = sorted(samples_ms)
+    if not all(map(math.isfinite, ordered)) or ordered[0] < 0.0:
+        raise ValueError("a sample is negative or not a finite number")
+    count = len(ordered)
+    mean = math.fsum(ordered) / count
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (count - 1)) if count > 1 else None
+    interval = _interval(ordered, variance_inflation(samples_ms), 0.95)
+    return Summary(
+        num_samples=count,
+        median=percentile(ordered, 0.5),
+        mean=min(max(mean, ordered[0]), ordered[-1]),
+        std=std,
+        min=ordered[0],
+        max=ordered[-1],
+        p95=percentile(ordered, 0.95),
+        p99=percentile(ordered, 0.99),
+        ci_low=interval[0] if interval else None,
+        ci_high=interval[1] if interval else None,
+    )
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Interval of the median by order statistics, widened for serial dependence; None below six samples.
+
+    It is never wider than from the smallest sample to the largest, so at few samples a confidence
+    above what that pair reaches (96.9 % at six) is not met.
+
+    Args:
+        samples: In the order of measuring.
+        confidence: Between 0 and 1.
+    """
+    return _interval(sorted(samples), variance_inflation(samples), confidence)
+
+
+def _interval(ordered: Sequence[float], inflation: float, confidence: float) -> tuple[float, float] | None:
+    count = len(ordered)
+    if count < FEWEST_FOR_INTERVAL:
+        return None
+    rank = max(1, order_rank(count, confidence))
+    if inflation > 1.0:
+        reach = critical_value(count, confidence) * math.sqrt(count * inflation)
+        rank = max(1, math.floor((count - reach) / 2.0))
+    return ordered[rank - 1], ordered[count - rank]
+
+
+@cache
+def order_rank(count: int, confidence: float = 0.95) -> int:
+    """Largest k for which the k-th smallest and k-th largest of `count` hold the median.
+
+    Returns:
+        k counted from 1; 0 when even the extremes do not reach the confidence.
+    """
+    tail, rank = 0.0, 0
+    log_all = math.lgamma(count + 1) - count * math.log(2.0)
+    for below in range(count // 2):
+        tail += math.exp(log_all - math.lgamma(below + 1) - math.lgamma(count - below + 1))
+        if 2.0 * tail > 1.0 - confidence:
+            break
+        rank = below + 1
+    return rank
+
+
+@cache
+def critical_value(count: int, confidence: float = 0.95) -> float:
+    """Largest |samples above - samples below| / sqrt(count) that a median inside the interval shows."""
+    exact = (count - 2 * order_rank(count, confidence)) / math.sqrt(count)
+    return max(NormalDist().inv_cdf((1.0 + confidence) / 2.0), exact)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Percentile of sorted samples: linear between the ranks around (n - 1) * share, as in numpy."""
+    position = (len(ordered) - 1) * share
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:
+        return ordered[low]
+    part = position - low
+    return ordered[low] * (1.0 - part) + ordered[high] * part
