@@ -91,16 +91,17 @@ def overview() -> str:
     verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
     return f"""usage: attnbench COMMAND ...
 
-The bench for attention kernels: which implementation is fastest for my shapes on
-my machine, and is it right?
+The bench for attention kernels: which implementation is fastest for my shapes
+on my machine, and is it right?
 
 commands:
 {verbs}
 
 examples:
-  attnbench run                                 measure the suite `quick`
-  attnbench compare --seqlen 4096 --causal      one shape, every backend
-  attnbench run flash-sweep --csv sweep.csv     a sweep, and its rows for a spreadsheet
+  attnbench run                               measure the suite `quick`
+  attnbench compare --seqlen 4096 --causal    one shape, every backend
+  attnbench run flash-sweep --csv sweep.csv   a sweep, rows for a spreadsheet
 
 attnbench COMMAND --help says what a command takes; --version says the version.
-Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run, 130 interrupted."""
+Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run,
+130 interrupted."""

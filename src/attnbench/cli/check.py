@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
-    from attnbench.report.table import render_check
+    from attnbench.report.checks import render_check
 
     done = carry(args, "check", lambda: _plan(args), render_check)
     if isinstance(done, int):
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Run:
-    return make_run(args, "check", suite=args.suite or DEFAULT, fixed={"measure": False},
+    return make_run(args, "check", suite=DEFAULT if args.suite is None else args.suite, fixed={"measure": False},
                     axes={"mode": ("fwd", "fwd-bwd")})

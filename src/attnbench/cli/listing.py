@@ -12,6 +12,9 @@ from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, unknown
 
+TABLE = ("name", "workload", "installed", "version")
+"""What the table of backends shows first; --json has everything."""
+
 Rows = list[dict[str, Any]]
 
 
@@ -39,14 +42,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json is not None:
         write_bytes(args.json, text.encode())
-    _show(rows)
+    _show(args.what, rows)
     return 0
 
 
-def _show(rows: Rows) -> None:
-    from attnbench.report.listing import render_rows
+def _show(what: str, rows: Rows) -> None:
+    from attnbench.report.listing import render_list
 
-    render_rows(rows, Output().console())
+    if what == "backends":
+        rows = [{name: row[name] for name in TABLE} | {"tested on": row["tested"] or "untested",
+                                                       "install": row["install"]} for row in rows]
+    render_list(rows, Output().console(), empty=f"no {what}")
 
 
 def _backends(args: argparse.Namespace) -> Rows:

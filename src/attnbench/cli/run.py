@@ -32,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure, show, keep; 1 if an output was wrong, 3 if nothing passed."""
     from attnbench.report.table import render_run
 
-    done = carry(args, "run", lambda: make_run(args, "run", suite=args.suite or DEFAULT), render_run)
+    suite = DEFAULT if args.suite is None else args.suite
+    done = carry(args, "run", lambda: make_run(args, "run", suite=suite), render_run)
     return done if isinstance(done, int) else verdict(done)

@@ -20,7 +20,7 @@ def find_run(text: str, folder: str, who: str) -> Path:
         UsageError: there is none, or two of one id.
     """
     path = Path(text)
-    if path.is_file():
+    if _is_file(path):
         return path
     found = sorted(Path(folder).glob(f"*-{text}.json")) if re.fullmatch(r"[0-9a-f]{4,16}", text) else []
     if len(found) == 1:
@@ -31,3 +31,10 @@ def find_run(text: str, folder: str, who: str) -> Path:
     latest = sorted(Path(folder).glob("*.json"))[-1:]
     todo = f"the latest is {latest[0]}" if latest else ""
     raise UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", todo))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long a name, a NUL
+        return False

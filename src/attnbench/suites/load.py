@@ -136,11 +136,11 @@ def _read(path: Path) -> _Document:
     except FileNotFoundError:
         wrong, todo = "is not there", f"shipped suites: {', '.join(suite_names())}"
         raise UsageError(refusal(who, "path", path, wrong, "a TOML file", todo)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "not UTF-8"
-        raise UsageError(refusal(who, "path", path, f"cannot be read ({words})", "a TOML file")) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(refusal(who, "path", path, f"is not TOML ({error})", "a TOML file")) from None
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or "not UTF-8"
+        raise UsageError(refusal(who, "path", path, f"cannot be read ({words})", "a TOML file")) from None
 
 
 def _build(document: _Document, device: str) -> Suite:

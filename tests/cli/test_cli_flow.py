@@ -1,0 +1,260 @@
+"""What a command does when all is well, and when it is stopped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench import cli
+from attnbench.record import Status
+from attnbench.store.runfile import loads, read
+
+SOURCE = Path(cli.__file__).parents[2]
+QUICK = "run quick --device cpu --seqlen 7 --headdim 32 --no-causal"
+
+
+def test_a_run_ends_with_the_table_and_the_name_of_its_file(attnbench, sweep, saved):
+    answer = attnbench(QUICK)
+    [path] = saved()
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == f"written: {path}"
+    assert "sdpa-math" in answer.out
+    assert answer.err == ""
+    run = read(path)
+    assert [record.backend for record in run.records] == ["eager", "sdpa", "sdpa-math", "sdpa-flash"]
+    assert (run.settings.baseline, run.settings.device) == ("sdpa", "cpu")
+
+
+@pytest.mark.parametrize("flag", ["json", "csv", "md"])
+def test_a_pipe_holds_the_data_alone(attnbench, sweep, flag, saved):
+    answer = attnbench(f"{QUICK} --{flag} -")
+    assert answer.code == 0
+    assert "sdpa-math" in answer.err
+    assert f"written: {saved()[0]}" in answer.err
+    if flag == "json":
+        assert len(loads(answer.out).records) == 4
+    elif flag == "csv":
+        assert next(csv.DictReader(io.StringIO(answer.out)))["backend"] == "eager"
+    else:
+        assert "| sdpa-math" in answer.out
+        assert "written" not in answer.out
+
+
+def test_every_export_is_written_and_named(attnbench, sweep, saved):
+    answer = attnbench(f"{QUICK} --csv out/rows.csv --xlsx rows.xlsx --no-save")
+    assert answer.out.splitlines()[-1] == "written: out/rows.csv, rows.xlsx"
+    assert Path("out/rows.csv").is_file()
+    assert Path("rows.xlsx").read_bytes().startswith(b"PK")
+    assert saved() == []
+
+
+def test_quiet_prints_the_name_of_the_run_file_alone(attnbench, sweep, saved):
+    answer = attnbench(f"{QUICK} --quiet")
+    assert (answer.out, answer.err) == (f"{saved()[0]}\n", "")
+    answer = attnbench(f"{QUICK} --quiet --no-save")
+    assert (answer.out, answer.err) == ("", "")
+    answer = attnbench(f"{QUICK} --quiet --json -")
+    assert len(loads(answer.out).records) == 4
+
+
+def test_out_names_the_folder(attnbench, sweep):
+    attnbench(f"{QUICK} --out elsewhere")
+    assert len(list(Path("elsewhere").glob("*-quick-*.json"))) == 1
+
+
+def test_a_dry_run_measures_and_writes_nothing(attnbench, sweep, saved):
+    answer = attnbench(f"{QUICK} --dry-run")
+    assert answer.code == 0
+    assert "b1-s7-h8-d32-fp32-fwd" in answer.out
+    assert "1 group, 4 rows, baseline sdpa" in answer.out
+    assert "at most 2 s of sampling a group" in answer.out
+    assert sweep.runs == []
+    assert saved() == []
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(("words", "command"), [
+    ("run --device cpu", "attnbench run quick --device cpu"),
+    ("run minimal --device cpu --no-grad", "attnbench run minimal --mode fwd --device cpu"),
+    ("run quick --device cpu --seqlen 1,7 --causal-both --no-save --quiet --json x.json",
+     "attnbench run quick --seqlen 1,7 --causal-both --device cpu"),
+    ("run quick --device cpu --backends sdpa,eager --backends ./mine.py --skip eager --baseline sdpa",
+     "attnbench run quick --backends sdpa,eager,mine.py --skip eager --baseline sdpa --device cpu"),
+    ("run ./own.toml --device cpu --max-seconds 3", "attnbench run own.toml --max-seconds 3 --device cpu"),
+    ("compare --device cpu --causal", "attnbench compare --causal --device cpu"),
+    ("check --device cpu --dtype fp32 --seed 7", "attnbench check quick --dtype fp32 --seed 7 --device cpu"),
+])
+def test_the_command_of_a_run_asks_for_the_same_again(attnbench, sweep, words, command):
+    Path("own.toml").write_text('name = "own"\ntitle = "t"\nworkload = "attention"\nbackends = ["sdpa"]\n'
+                                'axes = { seqlen = [7] }\n')
+    assert attnbench(words).code == 0
+    assert attnbench(shlex.split(command)[1:]).code == 0
+    first, again = sweep.runs
+    assert first.command == again.command == command
+    assert first.plan == again.plan
+    assert first.settings == again.settings
+
+
+def test_the_environment_is_kept_in_the_command(attnbench, sweep, monkeypatch):
+    monkeypatch.setenv("SEQLEN", "63")
+    monkeypatch.setenv("BATCH", "3")
+    attnbench("compare --device cpu --batch 1 --quiet")
+    [run] = sweep.runs
+    assert run.command == "attnbench compare --batch 1 --seqlen 63 --device cpu"
+    assert {group.case_id for group in run.plan} == {"b1-s63-h8-d64-fp16-fwd"}
+
+
+def test_a_file_joins_its_backends(attnbench, sweep):
+    attnbench(f"{QUICK} --backends ./mine.py --quiet")
+    [run], [files] = sweep.runs, sweep.files
+    assert run.plan[0].backends == ("eager", "sdpa", "sdpa-math", "sdpa-flash", "mine")
+    assert (run.backend_files, files) == (("mine.py",), ("./mine.py",))
+
+
+def test_compare_is_one_case_beside_flash_attention(attnbench, sweep):
+    assert attnbench("compare --device cpu").code == 0
+    [run] = sweep.runs
+    assert len(run.plan) == 1
+    assert run.settings.baseline == "sdpa-flash"
+    assert (run.settings.warmup, run.settings.iterations) == (5, 30)
+
+
+def test_a_seeds_suite_prints_what_the_seed_printed_and_our_table_beside_it(attnbench, sweep):
+    answer = attnbench("run minimal --device cpu")
+    assert answer.out.startswith("Forward Pass Results:\n  Time (min):")
+    assert answer.out.count("TFLOPs/s (avg):") == 1
+    assert "written" not in answer.out
+    assert "seed-004: Flash Attention is torch's own SDPA flash" in answer.err
+    assert "written: results/" in answer.err
+    assert "Implementation" in attnbench("compare --device cpu").out
+
+
+@pytest.mark.parametrize(("verb", "statuses", "code"), [
+    ("run", {}, 0),
+    ("run", {"sdpa": Status.INCORRECT}, 1),
+    ("run", {"sdpa": Status.CRASHED, "eager": Status.OOM}, 0),
+    ("run", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
+    ("check", {}, 0),
+    ("check", {"sdpa": Status.SKIPPED, "eager": Status.OOM}, 0),
+    ("check", {"sdpa": Status.INCORRECT}, 1),
+    ("check", {"sdpa": Status.FAILED}, 1),
+    ("check", {"sdpa": Status.CRASHED}, 1),
+    ("check", {"sdpa": Status.TIMEOUT}, 1),
+    ("check", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
+])
+def test_the_exit_code_says_how_it_ended(attnbench, sweep, verb, statuses, code, saved):
+    sweep.statuses = statuses
+    answer = attnbench(QUICK.replace("run", verb, 1))
+    assert answer.code == code
+    assert len(saved()) == 1
+    if code == 3:
+        assert answer.err == ("attnbench: suite=quick has no row that could run; "
+                              "eager skipped: eager is made to be skipped\n")
+
+
+def test_a_check_times_nothing_and_looks_at_gradients(attnbench, sweep, saved):
+    assert attnbench("check quick --device cpu --seqlen 7 --headdim 32 --no-causal").code == 0
+    [run] = sweep.runs
+    assert run.settings.measure is False
+    assert [group.case["mode"] for group in run.plan] == ["fwd", "fwd-bwd"]
+    assert attnbench("check quick --device cpu --seqlen 7 --mode bwd --quiet").code == 0
+    assert {group.case["mode"] for group in sweep.runs[1].plan} == {"bwd"}
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(attnbench, sweep, saved):
+    sweep.stop_after = 1
+    answer = attnbench("run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --backends ./mine.py --quiet")
+    [path] = saved()
+    assert answer.code == 130
+    line = f"attnbench run --resume {path} --backends ./mine.py"
+    assert answer.err == f"attnbench run: stopped; 1 of 2 groups are kept; to finish: {line}\n"
+    assert len(read(path).records) == 5
+    sweep.stop_after = None
+    answer = attnbench(shlex.split(line)[1:])
+    assert answer.code == 0
+    assert saved() == [path]
+    assert len(read(path).records) == 10
+    assert sweep.runs[1].id == sweep.runs[0].id
+
+
+def test_a_resumed_run_needs_its_files_and_is_found_by_id(attnbench, sweep, saved):
+    sweep.stop_after = 1
+    attnbench("run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --backends ./mine.py --quiet")
+    run_id = read(saved()[0]).id
+    answer = attnbench(f"run --resume {run_id}")
+    assert answer.code == 2
+    assert answer.err == (f"attnbench run: --resume={run_id} was begun with the backends of mine.py; "
+                          "--backends mine.py; give the file again\n")
+    sweep.stop_after = None
+    assert attnbench(f"run --resume {run_id} --backends ./mine.py --dry-run").out.count("b1-s7-") == 1
+    assert attnbench(f"run --resume {run_id} --backends ./mine.py").code == 0
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ("", "stopped before the first group was measured; nothing is kept"),
+    ("--no-save", "stopped; --no-save was given, so nothing is kept"),
+])
+def test_ctrl_c_with_nothing_kept_says_so(attnbench, sweep, saved, flags, message):
+    sweep.stop_after = 0
+    answer = attnbench(f"{QUICK} {flags}")
+    assert (answer.code, answer.err) == (130, f"attnbench run: {message}\n")
+    assert saved() == []
+
+
+def test_export_and_import(attnbench, sweep, saved):
+    attnbench("run flash-sweep --device cpu --seqlen 512 --dtype bf16 --headdim 32 --backends eager,sdpa-flash --quiet")
+    [path] = saved()
+    run_id = read(path).id
+    answer = attnbench(f"export {run_id} --csv rows.csv --by headdim")
+    assert answer.out == "written: rows.headdim-32.csv\n"
+    answer = attnbench(f"export {path} --layout seed-001")
+    assert answer.out.splitlines()[0].startswith("Kernel Name,d_head,seq_len,Mean")
+    assert "Reference is torch's own SDPA flash" in answer.err
+    assert attnbench(f"export {path} --layout seed-001 --to sweep.csv").out == "written: sweep.csv\n"
+    assert attnbench(f"export {path} --csv other.csv --layout seed-001").out == "written: other.csv\n"
+    assert Path("other.csv").read_text() == Path("sweep.csv").read_text()
+    answer = attnbench("import sweep.csv --json -")
+    assert len(loads(answer.out).records) == 2
+    assert "seed-001: 2 rows, written: results/" in answer.err
+    assert len(saved()) == 2
+
+
+def test_lists_answer_in_json(attnbench, no_torch):
+    rows = json.loads(attnbench("list backends --json -").out)
+    eager = next(row for row in rows if row["name"] == "eager")
+    assert eager["installed"] is True
+    assert set(eager) == {"name", "workload", "installed", "version", "tested", "install", "devices", "title", "reason"}
+    missing = next(row for row in rows if not row["installed"])
+    assert missing["version"] is None
+    assert missing["reason"]
+    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:2] == ["compare", "flash-sweep"]
+    assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == ["attention"]
+    assert "wall" in [row["name"] for row in json.loads(attnbench("list timers --json -").out)]
+    assert "seed-001" in [row["name"] for row in json.loads(attnbench("list layouts --json -").out)]
+    assert [row["name"] for row in json.loads(attnbench("list backends --backends ./mine.py --json -").out)] == ["mine"]
+    attnbench("list configs --json configs.json")
+    assert isinstance(json.loads(Path("configs.json").read_text()), list)
+
+
+@pytest.mark.parametrize("what", ["backends", "configs", "suites", "workloads", "timers", "layouts"])
+def test_every_list_is_a_table(attnbench, no_torch, what):
+    answer = attnbench(f"list {what}")
+    assert (answer.code, answer.err) == (0, "")
+    assert len(answer.out.splitlines()) > 1
+
+
+def test_a_reader_who_goes_away_is_no_error(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "attnbench", "list", "suites", "--json", "-"], stdout=writing,
+                          stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, cwd=tmp_path)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,0 +1,78 @@
+"""Help is complete, fits its terminal and comes at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnbench import cli
+from attnbench.suites.settings import SETTINGS
+from attnbench.workloads.base import load_workload
+
+SOURCE = Path(cli.__file__).parents[2]
+HEAVY = ("torch", "triton", "pandas", "sqlalchemy", "openpyxl", "pynvml")
+
+
+def python(*words, forbid=(), **environ):
+    """Run `attnbench` in a process of its own; what it imports of `forbid` is an error there."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({list(forbid)!r}))"
+    code = f"{block}; from attnbench.cli import main; sys.exit(main({list(words)!r}))"
+    return subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCE)} | environ,
+                          capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_of_a_verb(attnbench, monkeypatch, no_torch, verb, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = attnbench([verb, "--help"])
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(f"usage: attnbench {verb} ")
+    assert "\nexamples:\n  attnbench" in answer.out or verb == "doctor"
+    assert max(map(len, answer.out.splitlines())) <= columns
+    assert "  -h" not in answer.out
+
+
+def test_the_help_of_all(attnbench):
+    answer = attnbench("--help")
+    assert answer == attnbench([])
+    for verb in cli.VERBS:
+        assert re.search(rf"^  {verb} ", answer.out, re.MULTILINE)
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert attnbench("--version").out == f"attnbench {cli.__version__}\n"
+
+
+def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = attnbench("run --help").out
+    for axis in load_workload("attention").axes:
+        assert f"--{axis.name.replace('_', '-')}" in text
+    for one in SETTINGS:
+        assert f"{one.flag} {one.metavar}" in text
+    for flag in ("--no-causal", "--causal-both", "--no-grad", "--backends", "--skip", "--baseline", "--resume",
+                 "--json", "--csv", "--xlsx", "--md", "--no-save", "--out", "--dry-run", "--quiet", "BATCH, SEQLEN"):
+        assert flag in text
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list", "backends"], ["list", "suites"]])
+def test_nothing_heavy_is_imported(words):
+    done = python(*words, forbid=(*HEAVY, "numpy") if "list" not in words else HEAVY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(("words", "seconds"), [(["--help"], 0.25), (["list", "backends"], 0.5)])
+def test_it_answers_at_once(words, seconds):
+    def once():
+        begun = time.perf_counter()
+        assert python(*words).returncode == 0
+        return time.perf_counter() - begun
+
+    # The best of a few: the other core may be busy with other tests.
+    assert min(once() for _ in range(5)) < 2 * seconds

@@ -1,0 +1,128 @@
+"""What is wrong with a request is said in one line, before anything is measured or written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench.store.runfile import SCHEMA
+
+MISTAKES = [
+    ("rnu", 2, r"attnbench: command=rnu is not known; one of .*run; did you mean run\?"),
+    ("--seqlen 3", 2, r"attnbench: flag=--seqlen is not known here; --help, --version, or a command first: run, .*"),
+    ("run qick", 2, r"attnbench: suite=qick is not known; one of .*; did you mean quick\?"),
+    ("run a b", 2, r"attnbench run: argument=b is one too many; see `attnbench run --help`"),
+    ("run --sqlen 3", 2, r"attnbench run: flag=--sqlen is not known; one of --backends, .*; did you mean --seqlen\?"),
+    ("run --seq 3", 2, r"attnbench run: flag=--seq is not known; .*"),
+    ("run --seqlen", 2, r"attnbench run: --seqlen='' has no value; a value, --seqlen LIST"),
+    ("run --json --csv x", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
+    ("run --json=--csv", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
+    ("run --skip=--csv", 2, r"attnbench run: --skip=--csv starts like a flag, .*"),
+    ("run --json=", 2, r"attnbench run: --json='' is empty; a path, or - for stdout"),
+    ("run --json - --csv -", 2, r"attnbench run: --json=- wants stdout, as --csv does; one of them; give .*file name"),
+    ("run --xlsx -", 2, r"export: xlsx=- is a binary format; a file name"),
+    ("run --causal=yes", 2, r"attnbench run: --causal=yes takes no value; alone"),
+    ("run --causal --no-causal", 2, r"attnbench run: --no-causal contradicts .*; one of --causal, .*-both"),
+    ("run --no-grad --mode bwd", 2, r"attnbench run: --mode=bwd contradicts --no-grad; one of the two"),
+    ("run --seqlen 12,x", 2, r"attnbench run: --seqlen=x cannot be used; a whole number from 1.*"),
+    ("run --seqlen 0", 2, r"attnbench run: --seqlen=0 cannot be used; a whole number from 1.*"),
+    ("run --dtype fp8", 2, r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+    ("run --nheads 8 --nheads-kv 3", 2, r"attention: nheads_kv=3 does not divide nheads=8; a divisor of nheads"),
+    ("run --rel-ci 2", 2, r"attnbench run: --rel-ci=2 cannot be used; a number above 0 and below 1"),
+    ("run --iterations 5 --rel-ci 0.1", 2, r"attnbench: --iterations=5 fixes what --rel-ci is to find; either .*"),
+    ("run --warmup 5", 2, r"attnbench: --warmup=5 has no count to go with; .*; add --iterations N"),
+    ("run --lock-clocks fast", 2, r"attnbench run: --lock-clocks=fast cannot be used; SM\[,MEM\] in MHz.*"),
+    ("run --device gpu", 2, r"attnbench run: --device=gpu cannot be used; auto, cpu, cuda or cuda:N"),
+    ("run --device cuda:99", 3, r"device: device=cuda:99 is not there; .*"),
+    ("run --timer stopwatch", 2, r"attnbench: --timer=stopwatch is not known; one of all, auto, .*wall"),
+    ("run --device cpu --timer cupti", 3, r"attnbench: --timer=cupti does not work on cpu; it works on cuda"),
+    ("run --backends spda", 2, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
+    ("run --backends nope-*", 2, r"backends: name=nope-\* matches no backend; one of .*"),
+    ("run --backends ./no.py", 2, r"backends: file=\./no\.py is not there; a Python file with a Backend"),
+    ("run --backends ./broken.py", 2, r"backends: file=\./broken\.py does not import: line 2: ZeroDivisionError.*"),
+    ("run --skip spda", 2, r"backends: name=spda is not known; .*"),
+    ("run --device cpu --skip all", 3, r"suite quick: backends=.* leaves nothing to run on cpu; see .*"),
+    ("run --baseline spda", 2, r"backends: name=spda is not known; .*did you mean sdpa\?"),
+    ("run flash-sweep --seqlen 600", 2, r"suite flash-sweep: seqlen=600 has no batch size .*; one of 512, .*--batch"),
+    ("run gpt2-small --seqlen 7", 2, r"suite gpt2-small: seqlen=7 selects none of its cases; one of 1024; .*"),
+    ("run ./no.toml", 2, r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: compare, .*"),
+    ("run ./typo.toml", 2, r"suite typo\.toml: titel='t' is not a key; one of name, title, .*; did you mean title\?"),
+    ("run ./layout.toml", 2, r"suite s: layout=seed-oo1 is not known; one of .*; did you mean seed-001\?"),
+    ("run --csv ./folder", 2, r"output: path=folder cannot be written \(Is a directory\); a file .*"),
+    ("run --csv ./file.txt/rows.csv", 2, r"output: path=file.txt/rows.csv cannot be written \(.*\); .*"),
+    ("run --out ./file.txt", 2, r"output: path=file.txt/\S+ cannot be written \(.*\); .*"),
+    ("run --resume nope", 2, r"attnbench run: RUN=nope is not there; a run file, or the id of one in results"),
+    ("run --resume ./cut.json", 2, r"cut\.json: line=.* is cut short; a run file written by attnbench run"),
+    ("run --resume ./newer.json", 2, r"newer\.json: schema=99 is newer than this attnbench reads; .* upgrade .*"),
+    ("run quick --resume ./cut.json", 2, r"attnbench run: --resume=\./cut\.json takes the plan .*, not SUITE; .*"),
+    ("run --resume ./cut.json --seqlen 3", 2, r"attnbench run: --resume=.* not --seqlen; .*; leave out --seqlen"),
+    ("compare --seqlen 1,2", 2, r"attnbench compare: shape=b2-s1-\S+, b2-s2-\S+ are 2 cases; one value .*"),
+    ("compare quick", 2, r"attnbench compare: argument=quick is one too many; see `attnbench compare --help`"),
+    ("check --rel-ci 0.1", 2, r"attnbench check: flag=--rel-ci is not known; .*"),
+    ("check --baseline sdpa", 2, r"attnbench check: flag=--baseline is not known; .*"),
+    ("list", 2, r"attnbench list: WHAT is missing; see `attnbench list --help`"),
+    ("list backend", 2, r"attnbench list: what=backend is not known; one of backends, .*; did you mean backends\?"),
+    ("export", 2, r"attnbench export: RUN is missing; see `attnbench export --help`"),
+    ("export ./cut.json", 2, r"attnbench export: there is no output; --csv PATH, .*, or --layout NAME \[--to PATH\]"),
+    ("export ./cut.json --csv x --to y", 2, r"attnbench export: --to goes with --layout; .*"),
+    ("export nope --csv x", 2, r"attnbench export: RUN=nope is not there; .*"),
+    ("export ./cut.json --csv x", 2, r"cut\.json: .* is cut short; .*"),
+    ("export ./newer.json --csv x", 2, r"newer\.json: schema=99 is newer than this attnbench reads; .*"),
+    ("export ./cut.json --layout seed-9", 2, r"layout: name=seed-9 is not known; one of seed-001, .*"),
+    ("export ./cut.json --layout seed-001 --by dtype", 2, r"attnbench export: --by=dtype does not go with --layout .*"),
+    ("export ./cut.json --layout seed-001 --csv a --to b", 2, r"attnbench export: --layout=seed-001 has one place.*"),
+    ("export ./cut.json --layout seed-001 --xlsx a.xlsx", 2, r"attnbench export: --layout=.* is no xlsx; --to PATH"),
+    ("import", 2, r"attnbench import: PATH is missing; .*"),
+    ("import ./nope.csv", 2, r"import: path=nope\.csv does not exist; .*"),
+    ("import ./file.txt", 2, r"import: path=\S*file\.txt is of no known layout; a file of layout seed-001, .*"),
+    ("import ./file.txt --layout seed-7", 2, r"layout: name=seed-7 is not known; .*"),
+]
+
+
+@pytest.fixture
+def folder(attnbench):
+    """Files that a mistake can be made with; the command runs among them."""
+    Path("folder").mkdir()
+    Path("file.txt").write_text("nothing\n")
+    Path("broken.py").write_text("x = 1\nx / 0\n")
+    Path("typo.toml").write_text('name = "s"\ntitel = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n')
+    Path("layout.toml").write_text('name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
+                                   'backends = ["sdpa"]\nlayout = "seed-oo1"\n')
+    Path("cut.json").write_text('{"schema": 1, "run": {')
+    Path("newer.json").write_text(json.dumps({"schema": SCHEMA + 98, "run": {}, "records": []}))
+    return {path.name for path in Path().iterdir()}
+
+
+@pytest.mark.parametrize(("words", "code", "line"), MISTAKES, ids=[words for words, _, _ in MISTAKES])
+def test_a_mistake_is_answered_in_one_line(attnbench, folder, sweep, words, code, line):
+    if words.startswith(("run", "compare", "check")) and "--device" not in words:
+        verb, *rest = words.split()
+        words = [verb, *([] if "--resume" in words else ["--device", "cpu"]), *rest]
+    answer = attnbench(words)
+    assert re.fullmatch(line, answer.err.removesuffix("\n")), answer.err
+    assert answer.code == code
+    assert answer.out == ""
+    assert sweep.runs == []
+    assert {path.name for path in Path().iterdir()} - {"__pycache__"} == folder
+
+
+def test_environment_variables_are_read_where_the_suite_says_so(attnbench, sweep, monkeypatch):
+    monkeypatch.setenv("SEQLEN", "wide")
+    answer = attnbench("compare --device cpu")
+    assert (answer.code, sweep.runs) == (2, [])
+    assert answer.err == ("suite compare: environment variable SEQLEN=wide cannot be used; "
+                          "a whole number from 1 to 16777216\n")
+    assert attnbench("run quick --device cpu --seqlen 7 --quiet").code == 0
+
+
+@pytest.mark.parametrize("words", [
+    ["run", "quick\x00.toml"], ["run", "a" * 5000 + ".toml"], ["run", "--resume", "a" * 5000],
+    ["export", "\x00", "--csv", "x"], ["run", ""], [""], ["run", "--out", "a" * 5000]])
+def test_a_name_that_no_file_can_have_is_no_traceback(attnbench, sweep, words):
+    answer = attnbench(words)
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert sweep.runs == []
