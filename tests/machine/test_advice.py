@@ -56,10 +56,10 @@ def test_unknown_memory_is_one_job(monkeypatch):
 
 
 @pytest.mark.parametrize(("line", "wanted"), [
-    ("pip install flash-attn --no-build-isolation", "MAX_JOBS=3 pip install flash-attn --no-build-isolation"),
-    ("pip install git+https://github.com/a/b", "MAX_JOBS=3 pip install git+https://github.com/a/b"),
-    ("MAX_JOBS=8 pip install git+https://github.com/a/b", "MAX_JOBS=8 pip install git+https://github.com/a/b"),
-    ("pip install sageattention==1.0.6", "pip install sageattention==1.0.6"), ("part of torch", "part of torch")])
-def test_max_jobs_stands_before_what_compiles(monkeypatch, line, wanted):
+    ("MAX_JOBS={max_jobs} pip install --no-build-isolation flash-attn",
+     "MAX_JOBS=3 pip install --no-build-isolation flash-attn"),
+    ('pip install "flash-attn-4[cu13]==4.0.0b36" {}', 'pip install "flash-attn-4[cu13]==4.0.0b36" {}'),
+    ("part of torch", "part of torch")])
+def test_max_jobs_is_filled_in_where_a_line_asks_for_it(monkeypatch, line, wanted):
     monkeypatch.setattr(advice, "max_jobs", lambda: 3)
     assert advice.install_line(line) == wanted

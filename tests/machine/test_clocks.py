@@ -31,7 +31,8 @@ def parent(nvml):
 
     def start(body="print('held', flush=True); time.sleep(60)", wait=True):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PARENT.format(body=body))],
-                                   env=child.environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+                                   env=child.environment(), stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True, start_new_session=True)
         started.append(process)
         if wait:
             assert process.stdout.readline() == "held\n"
@@ -44,6 +45,7 @@ def parent(nvml):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
+        process.stdin.close()
 
 
 def test_locked_inside_and_back_outside(nvml):
@@ -86,11 +88,15 @@ def test_ctrl_c_in_the_terminal(nvml, parent):
         try:
             print('held', flush=True); time.sleep(60)
         except KeyboardInterrupt:
-            time.sleep(0.1)  # a guardian that died of the same Ctrl-C would have let go by now
+            time.sleep(0.3)  # a guardian that died of the same Ctrl-C would have let go by now
             print('cleaning', flush=True)
+            sys.stdin.readline()
             raise""")
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout.readline() == "cleaning\n"
+    assert nvml.locked() == (1500, 2619)
+    process.stdin.write("go on\n")
+    process.stdin.flush()
     process.wait()
     assert process.returncode == -signal.SIGINT
     assert nvml.locked() == OPEN  # before the parent was gone, not some time after
@@ -111,7 +117,9 @@ def test_a_forked_child_does_not_delay_the_normal_end(nvml, parent):
         if os.fork() == 0:
             time.sleep(60)
         print('held', flush=True)
-        os.close(1)""")
+        sys.stdin.readline()""")
+    process.stdin.write("go on\n")
+    process.stdin.flush()
     assert nvml.wait_locked(OPEN) == OPEN
     os.killpg(process.pid, signal.SIGKILL)
 

@@ -44,7 +44,7 @@ def test_why_there_is_none(cards, monkeypatch, no_driver):
     with pytest.raises(Unavailable, match=r"device=cuda is not there; torch .* is built without CUDA; --device cpu$"):
         resolve("cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert why_no_gpu().endswith("Driver Not Loaded")
+    assert why_no_gpu() == "nvml: driver=none answers (Driver Not Loaded); an NVIDIA driver"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert why_no_gpu() == "CUDA_VISIBLE_DEVICES hides every GPU"
 

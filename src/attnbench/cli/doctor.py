@@ -54,6 +54,7 @@ class GpuReport:
     """The card as NVML describes it."""
 
     name: str | None
+    driver: str | None
     state: GpuState
     persistence: bool | None
     other_processes: tuple[GpuProcess, ...] | None
@@ -197,14 +198,14 @@ def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, 
         return "broken", f"{type(error).__name__}: {error}", None
     kind = device.partition(":")[0]
     if kind not in backend.devices:
-        return "missing", f"runs on {' and '.join(backend.devices)}; the device here is {kind}", version
+        return "missing", f"runs on {' and '.join(backend.devices)}, not on {kind}", version
     if backend.tested is None:
-        return "untested here", "its library imports; no run of this adapter is recorded", version
+        return "untested here", "imports; no recorded run of this adapter", version
     return "ready", f"ran on {backend.tested}", version
 
 
 def _gpu_report(gpu: Gpu) -> GpuReport:
-    return GpuReport(gpu.name(), gpu.state(), gpu.persistence(), gpu.other_processes())
+    return GpuReport(gpu.name(), gpu.driver(), gpu.state(), gpu.persistence(), gpu.other_processes())
 
 
 def _peak(gpu_name: str | None) -> str | None:
@@ -231,7 +232,8 @@ def _render(report: Report) -> Iterable[RenderableType]:
             yield f"  [bold]{_plain(profiler.export)}[/]"
     if report.tuning:
         yield "\n[bold]Tuning[/] (commands for you to run; nothing here runs them)"
-        yield from (f"  {_plain(item.command)}   [dim]# {item.why}[/]" for item in report.tuning)
+        width = max(len(item.command) for item in report.tuning)
+        yield from (f"  {_plain(item.command):<{width}}  [dim]# {item.why}[/]" for item in report.tuning)
     yield f"\n[bold]Backends[/] on {report.device}"
     yield _backend_table(report.backends)
     lines = {row.install: row.name for row in report.backends
@@ -249,7 +251,7 @@ def _environment_rows(report: Report) -> Iterable[tuple[str, str | None]]:
     yield "gpu", _join(env.gpu, *card) or "none"
     if env.gpu:
         yield "data sheet", report.peak or "not listed"
-    yield "driver", env.driver or ("not told" if env.gpu else "none")
+        yield "driver", env.driver
     yield "python", _join(env.python, _named("torch", env.torch), _named("triton", env.triton),
                           _named("CUDA", env.cuda), _named("cuDNN", env.cudnn))
     yield "packages", _join(*(f"{name} {version}" for name, version in env.packages.items()
@@ -264,7 +266,7 @@ def _gpu_rows(report: Report) -> Iterable[tuple[str, str | None]]:
         return
     state = report.gpu.state
     if not report.environment.gpu:
-        yield "card", report.gpu.name
+        yield "card", _join(report.gpu.name, _named("driver", report.gpu.driver))
     yield "SM clock", _of(quantity(state.sm_mhz, "MHz"), quantity(state.sm_max_mhz, "MHz"))
     yield "memory clock", _of(quantity(state.mem_mhz, "MHz"), quantity(state.mem_max_mhz, "MHz"))
     yield "held back by", words_of(state.throttle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +28,10 @@ def tuning(gpu: Gpu) -> list[Advice]:
     """This card's own tuning commands: persistence mode, clocks at its maximum, and the way back."""
     advice = []
     if gpu.persistence() is not True:
-        advice.append(Advice(smi(gpu, "-pm 1"), "keep the driver loaded between processes"))
+        advice.append(Advice(smi(gpu, "-pm 1"), "keep the driver loaded"))
     highest = gpu.sm_max_mhz()
     if highest is not None:
-        advice.append(Advice(smi(gpu, f"-lgc {highest},{highest}"),
-                             "hold the SM clock at its maximum (the power limit still lowers it)"))
+        advice.append(Advice(smi(gpu, f"-lgc {highest},{highest}"), "the highest SM clock, as far as power allows"))
         advice.append(Advice(smi(gpu, "-rgc"), "give the SM clock back"))
     return advice
 
@@ -67,9 +65,8 @@ def max_jobs(available_bytes: int | None = None) -> int:
 
 
 def install_line(line: str) -> str:
-    """Put this machine's MAX_JOBS before an install line that compiles: ``MAX_JOBS=4 pip install …``."""
-    compiles = re.search(r"--no-build-isolation|--no-binary|git\+|setup\.py", line)
-    return f"MAX_JOBS={max_jobs()} {line}" if compiles and "MAX_JOBS" not in line else line
+    """Fill this machine's number into ``MAX_JOBS={max_jobs} pip install …``; other lines stay as they are."""
+    return line.replace("{max_jobs}", str(max_jobs())) if "{max_jobs}" in line else line
 
 
 def available_memory() -> int | None:

@@ -29,7 +29,6 @@ def main(arguments: list[str]) -> int:
     """
     parent, uuid, *clocks = arguments
     sm_mhz, mem_mhz = int(clocks[0]), int(clocks[1]) if len(clocks) > 1 else None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from attnbench.errors import Unavailable
+from attnbench.errors import Unavailable, refusal
 
 MIB = 2**20
 
@@ -284,7 +284,7 @@ def _load() -> Any:
     try:
         pynvml.nvmlInit()  # counted by the library: a second call is free
     except pynvml.NVMLError as error:
-        raise Unavailable(f"nvml: driver=none answers; an NVIDIA driver is needed; {error}") from None
+        raise Unavailable(refusal("nvml", "driver", "none", f"answers ({error})", "an NVIDIA driver")) from None
     return pynvml
 
 

@@ -78,7 +78,7 @@ def _watch_table(title: str, state: GpuState, seen: dict[str, tuple[float, float
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    for _ in range(4):
+    for _ in range(5):
         table.add_column(no_wrap=True)
     table.title, table.title_justify, table.title_style = title, "left", "bold"
     for name, words, value, most in _gauges(state):
@@ -86,7 +86,8 @@ def _watch_table(title: str, state: GpuState, seen: dict[str, tuple[float, float
             low, high = seen.get(name, (value, value))
             seen[name] = min(low, value), max(high, value)
         bar = ProgressBar(total=most, completed=value, width=24) if value is not None and most else ""
-        table.add_row(name, words or "not told", bar, _range(seen, name))
+        limit = f"of {most:g}" if most else ""
+        table.add_row(name, words or "not told", bar, limit, _range(seen, name))
     table.add_row("held by", words_of(state.throttle) or "not told")
     return table
 
