@@ -37,6 +37,7 @@ H200 = Environment(
     gpu_mem_gb=139.8,
     gpu_uuid="GPU-0",
     sm_count=132,
+    sm_max_mhz=1980,
     l2_mb=60.0,
     power_limit_w=700.0,
     packages={"numpy": "2.5.0"},

@@ -6,19 +6,35 @@ Records without samples (imported from another program's file) keep what they ca
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from attnbench.record import Rate, Record, Run, Speedup, Time, Work
-
-Place = tuple[str, int, str]
-"""Group, replicate and backend: one record of a run."""
+from attnbench.record import Rate, Record, Run, Speedup, Time
 
 
 def derive(run: Run) -> Run:
     """Work out every statistic, rate and speed-up of `run` again from its samples."""
-    records = tuple(_with_statistics(record) for record in run.records)
-    by_place = {_place(record): record for record in records}
-    return dataclasses.replace(run, records=tuple(_with_speedup(record, by_place) for record in records))
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in run.records:
+        groups.setdefault((record.group, record.replicate), []).append(record)
+    again = {place: iter(derive_group(records, run.settings.baseline)) for place, records in groups.items()}
+    records = tuple(next(again[record.group, record.replicate]) for record in run.records)
+    return dataclasses.replace(run, records=records)
+
+
+def derive_group(records: Sequence[Record], baseline: str | None) -> list[Record]:
+    """The same for all records of one group and replicate.
+
+    A record that agrees with its samples already is handed back itself, not a copy.
+
+    Args:
+        records: one a backend.
+        baseline: whom records without a speed-up are compared with; a record that has one keeps
+            its own baseline.
+    """
+    fresh = [_with_statistics(record) for record in records]
+    by_backend = {record.backend: record for record in fresh}
+    compared = [_with_speedup(record, by_backend, baseline) for record in fresh]
+    return [old if old == new else new for old, new in zip(records, compared, strict=True)]
 
 
 def time_of(time: Time) -> Time:
@@ -43,24 +59,17 @@ def time_of(time: Time) -> Time:
     )
 
 
-def rate_of(work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
-    """Useful work over a median time; the share of the peak is the caller's, who knows the card."""
-    return Rate(
-        tflops=work.flops / median_ms / 1e9,
-        executed_tflops=None if work.executed_flops is None else work.executed_flops / median_ms / 1e9,
-        gbps=work.bytes / median_ms / 1e6,
-        percent_of_peak=percent_of_peak,
-    )
-
-
 def speedup_of(baseline: Record, own: Record) -> Speedup | None:
-    """`own` against `baseline`, pair by pair within rounds; None where they share no round."""
-    theirs, ours = _by_round(baseline.time), _by_round(own.time)
+    """`own` against `baseline`, pair by pair within rounds; None where no round or not the timer is shared."""
+    if baseline.time is None or own.time is None or baseline.time.timer != own.time.timer:
+        return None
+    theirs, ours = by_round(baseline.time), by_round(own.time)
     if not theirs.keys() & ours.keys():
         return None
     from attnbench.stats.ratio import paired_ratio
 
-    found = paired_ratio(theirs, ours)
+    tick = max(baseline.time.tick_ms or 0.0, own.time.tick_ms or 0.0)
+    found = paired_ratio(theirs, ours, tick=tick)
     return Speedup(
         baseline=baseline.backend,
         ratio=found.ratio,
@@ -68,10 +77,6 @@ def speedup_of(baseline: Record, own: Record) -> Speedup | None:
         ci_high=found.ci_high,
         verdict=found.verdict,
     )
-
-
-def _place(record: Record) -> Place:
-    return record.group, record.replicate, record.backend
 
 
 def _with_statistics(record: Record) -> Record:
@@ -94,18 +99,19 @@ def _rate_again(record: Record, median_ms: float | None) -> Rate | None:
     share = stored.percent_of_peak
     if share is not None and old:
         share *= old / median_ms  # the peak stays what it was, only the time is corrected
-    return rate_of(record.work, median_ms, share)
+    return Rate.of(record.work, median_ms, share)
 
 
-def _with_speedup(record: Record, by_place: Mapping[Place, Record]) -> Record:
-    if record.speedup is None or record.speedup.baseline == record.backend:
+def _with_speedup(record: Record, by_backend: Mapping[str, Record], baseline: str | None) -> Record:
+    name = record.speedup.baseline if record.speedup else baseline
+    if name is None or name == record.backend or name not in by_backend:
         return record
-    baseline = by_place.get((record.group, record.replicate, record.speedup.baseline))
-    again = speedup_of(baseline, record) if baseline else None
+    again = speedup_of(by_backend[name], record)
     return dataclasses.replace(record, speedup=again) if again else record
 
 
-def _by_round(time: Time | None) -> Mapping[int, float]:
-    if time is None or not time.rounds:
+def by_round(time: Time) -> dict[int, float]:
+    """Samples by their round; a clock too coarse to see a launch (0 ms) tells nothing of ratios."""
+    if not time.rounds:
         return {}
     return {index: sample for index, sample in zip(time.rounds, time.samples_ms, strict=True) if sample > 0}

@@ -23,7 +23,7 @@ from attnbench.store.files import write_bytes
 
 # A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
 # and lose nothing.
-DIGITS = {"samples_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
+DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 ACCEPTED = "a run file written by attnbench run"
 
 

@@ -1,0 +1,83 @@
+"""What the terminal shows after `check`: every output and gradient against the oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnbench.record import Error, Record, Run, Status
+from attnbench.report.page import Paper, decimal_aligned
+from attnbench.store.block import backend_name
+from attnbench.store.blocks import lost_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("backend", "output", "max abs", "budget", "rel L1", "RMSE", "1 - cosine", "")
+SPARE = ("RMSE", "1 - cosine")
+"Columns that a narrow page goes without."
+ROOMY = 100
+"Characters from which the spare columns fit."
+
+
+def render_check(run: Run, console: Console) -> None:
+    """Print a table a case: each backend's outputs and gradients with their errors and budgets."""
+    paper = Paper(console)
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in run.records:
+        groups.setdefault((record.group, record.replicate), []).append(record)
+    for index, records in enumerate(groups.values()):
+        if index:
+            paper.gap()
+        _case(records, paper)
+    statuses = [record.status for record in run.records]
+    counts = [f"{statuses.count(status)} {status.value}" for status in Status if status in statuses]
+    paper.gap()
+    paper.line(", ".join(counts) or "nothing was checked", "bold")
+
+
+def _case(records: list[Record], paper: Paper) -> None:
+    paper.title(records[0].case_id, "")
+    rows = [row for record in records for row in _rows(record)]
+    if rows:
+        texts = {name: decimal_aligned([row[name] for row in rows]) if name == "max abs" else
+                 [row[name] for row in rows] for name in COLUMNS}  # fmt: skip
+        table = paper.table()
+        shown = [name for name in COLUMNS if paper.width >= ROOMY or name not in SPARE]
+        for name in shown:
+            table.add_column(name, justify="left" if name in ("backend", "output", "") else "right", no_wrap=True)
+        for index, row in enumerate(rows):
+            wrong = row[""] == "wrong"
+            table.add_row(*(paper.text(texts[name][index], "bold red" if wrong and name in ("", "max abs") else "")
+                            for name in shown))  # fmt: skip
+        paper.print(table)
+    lost = lost_of(records, say_where=False)
+    if lost:
+        paper.losses((item.status.value, item.backend, item.reason) for item in lost)
+    for record in records:
+        for note in record.notes:
+            paper.item("note", f"{backend_name(record)}: {note}", "yellow")
+
+
+def _rows(record: Record) -> list[dict[str, str]]:
+    return [
+        {
+            "backend": "" if index else backend_name(record),
+            "output": name,
+            "max abs": _size(error.max_abs),
+            "budget": _size(error.budget),
+            "rel L1": _size(error.rel_l1),
+            "RMSE": _size(error.rmse),
+            "1 - cosine": _size(_short_of_one(error)),
+            "": "ok" if error.ok else "wrong",
+        }
+        for index, (name, error) in enumerate(record.errors.items())
+    ]
+
+
+def _short_of_one(error: Error) -> float | None:
+    """Cosines of right outputs are all 1.000: what they lack is what differs."""
+    return None if error.cosine is None else max(0.0, 1.0 - error.cosine)
+
+
+def _size(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.1e}"

@@ -1,0 +1,66 @@
+"""Tables for `list backends|configs|suites|workloads|timers|layouts`, from plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.report.page import Paper
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAP = 2
+NARROWEST_LAST = 24
+"Characters that the last column needs to be read beside the others."
+
+
+def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty: str = "nothing to list") -> None:
+    """Print rows under the names of their fields; the last column takes what room is left and wraps.
+
+    Args:
+        rows: one mapping a line, all with the keys of the first; None is blank, true and false are
+            yes and no.
+        console: where to.
+        empty: said where there is no row.
+    """
+    paper = Paper(console)
+    if not rows:
+        paper.line(empty, "dim")
+        return
+    names = list(rows[0])
+    texts = [[_text(row.get(name)) for name in names] for row in rows]
+    widths = [max(len(line[place]) for line in [names, *texts]) for place in range(len(names))]
+    if sum(widths[:-1]) + GAP * len(widths) + min(widths[-1], NARROWEST_LAST) > paper.width:
+        _stacked(names, texts, paper)
+    else:
+        _side_by_side(names, texts, paper)
+
+
+def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:
+    table = paper.table()
+    for place, name in enumerate(names):
+        last = place == len(names) - 1
+        table.add_column(paper.text(name), no_wrap=not last, overflow="fold")
+    for line in texts:
+        table.add_row(*(paper.text(text, "bold" if place == 0 else "") for place, text in enumerate(line)))
+    paper.print(table)
+
+
+def _stacked(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:
+    """For a narrow page: the first field as a title, the others below it."""
+    for line in texts:
+        paper.line(line[0], "bold")
+        for name, text in zip(names[1:], line[1:], strict=True):
+            if text:
+                paper.item(f"  {name}", text, "dim")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return " ".join(str(value).split())

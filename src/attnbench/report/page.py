@@ -1,0 +1,112 @@
+"""Ink on a terminal: text that any encoding can carry, columns on their decimal points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+PLAIN_LETTERS = str.maketrans({"µ": "u", "±": "+-", "·": ",", "×": "x", "…": "...", "≤": "<=", "°": ""})
+BETWEEN = "   "
+
+
+PIPE_WIDTH = 160
+"Characters of a line where there is no terminal: columns are dropped for eyes, not for files."
+STATUSES = {"skipped": "dim", "incorrect": "bold red"}
+LOST_STYLE = "red"
+
+
+def open_console(stderr: bool = False) -> Console:
+    """The console of stdout or stderr: as wide as the terminal, and wide where there is none."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
+
+
+class Paper:
+    """A console that prints texts as they are: no markup, no highlighting, no letters it cannot show."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._plain = not (console.encoding or "").lower().startswith("utf")
+
+    @property
+    def width(self) -> int:
+        """Characters of a line."""
+        return self.console.width
+
+    def words(self, text: str) -> str:
+        """`text` in letters that the console can show."""
+        return text.translate(PLAIN_LETTERS).encode("ascii", "replace").decode() if self._plain else text
+
+    def text(self, text: str, style: str = "") -> Text:
+        """A piece of text, taken literally."""
+        from rich.text import Text
+
+        return Text(self.words(text), style=style)
+
+    def table(self, heading: bool = True) -> Table:
+        """A table without ruled lines."""
+        from rich.table import Table
+
+        return Table(box=None, show_header=heading, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+
+    def print(self, item: Any) -> None:
+        """Print anything rich can."""
+        self.console.print(item)
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, wrapped where the page ends."""
+        self.console.print(self.text(text, style))
+
+    def gap(self) -> None:
+        """An empty line."""
+        self.console.print()
+
+    def title(self, words: str, conditions: str) -> None:
+        """A title with its conditions beside it, or below where the page is narrow."""
+        title = self.text(words, "bold")
+        fits = len(words) + len(BETWEEN) + len(conditions) <= self.width
+        title.append(
+            self.words(f"{BETWEEN if fits else chr(10)}{conditions}") if conditions else "", style="not bold dim"
+        )
+        self.console.print(title)
+
+    def item(self, label: str, text: str, style: str = "") -> None:
+        """A labelled line; what does not fit goes on under the text, not under the label."""
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(self.text(label, style), self.text(text))
+        self.console.print(grid)
+
+    def losses(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        """Lines of (status, backend, reason), in three columns."""
+        table = self.table(heading=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for status, backend, reason in rows:
+            table.add_row(self.text(status, STATUSES.get(status, LOST_STYLE)), self.text(backend), self.text(reason))
+        self.console.print(table)
+
+    def verbatim(self, text: str) -> None:
+        """Text for scripts: neither wrapped nor coloured."""
+        self.console.out(self.words(text.rstrip("\n")), highlight=False)
+
+
+def decimal_aligned(texts: Sequence[str]) -> list[str]:
+    """Pad numbers at the right so that, right-justified, their decimal points stand in one column."""
+    tails = [len(text) - len(text.partition(".")[0]) for text in texts]
+    longest = max((tail for tail, text in zip(tails, texts, strict=True) if text), default=0)
+    return [text + " " * (longest - tail) if text else text for text, tail in zip(texts, tails, strict=True)]

@@ -1,0 +1,117 @@
+"""What the terminal shows after a run: a table a case, what was lost, and the notes that are true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.record import Run
+from attnbench.report.page import Paper, decimal_aligned, open_console
+from attnbench.store.block import Block, Column, Line, Lost
+from attnbench.store.blocks import arrange
+from attnbench.store.conditions import machine_words
+from attnbench.store.layouts import load_layout
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+VERDICTS = {"faster": "green", "slower": "red", "same": "", "unclear": "yellow"}
+GAP = 2
+
+
+def render_run(run: Run, console: Console, *, aside: Console | None = None) -> None:
+    """Print the tables of a run; a suite with a seed's layout prints that layout's console text.
+
+    Args:
+        run: with its statistics derived (`store.derive`, `store.runfile.read`).
+        console: colours and width are its own; piped output carries no codes.
+        aside: where notes go when scripts read the console text of a layout; not given: stderr.
+    """
+    layout = load_layout(run.layout) if run.layout else None
+    text = layout.console(run) if layout else None
+    if layout is None or text is None:
+        render_tables(run, console)
+        return
+    Paper(console).verbatim(text)
+    paper = Paper(aside or open_console(stderr=True))
+    notes = [note for block in arrange(run).blocks for note in block.notes]
+    for note in dict.fromkeys([*layout.notes(run), *notes]):
+        paper.item("note", note, style="yellow")
+
+
+def render_tables(run: Run, console: Console) -> None:
+    """Print our own tables, whatever layout the suite has."""
+    paper = Paper(console)
+    page = arrange(run)
+    _heading(run, paper)
+    for block in page.blocks:
+        paper.gap()
+        _block(block, paper)
+    if page.lost:
+        paper.gap()
+        _lost(page.lost, paper)
+
+
+def _heading(run: Run, paper: Paper) -> None:
+    for environment in run.environments:
+        paper.line(" · ".join(machine_words(environment)), style="dim")
+
+
+def _block(block: Block, paper: Paper) -> None:
+    words = " · ".join(block.conditions.words()) if block.conditions else ""
+    paper.title(block.title, words)
+    if block.lines:
+        paper.print(_table(block, paper))
+    if block.lost:
+        _lost(block.lost, paper)
+    for note in block.notes:
+        paper.item("note", note, style="yellow")
+
+
+def _table(block: Block, paper: Paper) -> Table:
+    texts = {column.key: _texts(column, block.lines) for column in block.columns}
+    columns = _fitting(block.columns, texts, paper.width)
+    table = paper.table()
+    for column in columns:
+        table.add_column(paper.text(column.title), justify="right" if column.number else "left", no_wrap=True,
+                         overflow="ellipsis")  # fmt: skip
+    previous = None
+    for index, line in enumerate(block.lines):
+        cells = [paper.text(texts[column.key][index], _style(column, line)) for column in columns]
+        if columns[0].key == "case":
+            # A case is named once, above its own lines.
+            cells[0] = paper.text("" if line.cells["case"] == previous else line.cells["case"], "bold")
+            previous = line.cells["case"]
+        table.add_row(*cells)
+    return table
+
+
+def _texts(column: Column, lines: Sequence[Line]) -> list[str]:
+    texts = [line.cells.get(column.key, "") for line in lines]
+    return decimal_aligned(texts) if column.number else texts
+
+
+def _fitting(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[Column]:
+    """The columns that the page has room for; those of the highest rank go first."""
+    widths = {column.key: max(map(len, [column.title, *texts[column.key]])) for column in columns}
+    kept = list(columns)
+    while len(kept) > 1 and sum(widths[column.key] + GAP for column in kept) - GAP > width:
+        last = max(kept, key=lambda column: column.rank)
+        if last.rank == 0:
+            break
+        kept.remove(last)
+    return kept
+
+
+def _style(column: Column, line: Line) -> str:
+    if column.key in ("verdict", "speedup") and line.record.speedup:
+        return VERDICTS[line.record.speedup.verdict] if line.cells.get("verdict") else ""
+    if column.key in ("margin", "speedup_margin", "samples", "error", "budget"):
+        return "dim"
+    return "bold" if line.fastest and column.key in ("backend", "median") else ""
+
+
+def _lost(lost: Iterable[Lost], paper: Paper) -> None:
+    paper.losses((item.status.value, item.backend, f"{item.reason} ({item.where})" if item.where else item.reason)
+                 for item in lost)  # fmt: skip

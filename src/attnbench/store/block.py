@@ -1,0 +1,64 @@
+"""A table before anybody draws it: columns, lines of texts, what was lost, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attnbench.record import Record, Status
+from attnbench.store.conditions import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: what it is called, and how soon it goes when the page is narrow."""
+
+    key: str
+    title: str
+    rank: int
+    "0 stays; the highest goes first"
+    number: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row: the texts of its cells by column key, and the record they are drawn from."""
+
+    record: Record
+    cells: Mapping[str, str]
+    fastest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A backend without a time, and why."""
+
+    backend: str
+    status: Status
+    reason: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One table with what stands above and below it."""
+
+    title: str
+    conditions: Conditions | None
+    columns: Sequence[Column] = ()
+    lines: Sequence[Line] = ()
+    lost: Sequence[Lost] = ()
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All of a run: its tables, and what was lost everywhere."""
+
+    blocks: Sequence[Block]
+    lost: Sequence[Lost]
+
+
+def backend_name(record: Record) -> str:
+    """``flex[bm128]``: the backend, with its configuration where it has one."""
+    return f"{record.backend}[{record.config}]" if record.config else record.backend

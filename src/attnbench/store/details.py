@@ -1,0 +1,58 @@
+"""Tables beside the headline: each timer in its own column, each phase on its own line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.record import Record, Run, Time
+from attnbench.store import figures
+from attnbench.store.block import Block, Column, Line, backend_name
+from attnbench.store.conditions import conditions_of
+
+
+def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
+    """What `--timer all` and launches with phases add to a case; nothing where there is neither."""
+    return [*_timers(run, title, records), *_phases(run, title, records)]
+
+
+def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
+    names = list(dict.fromkeys(name for record in records for name in record.timers))
+    if len(names) < 2:
+        return []
+    unit = _unit([time for record in records for time in record.timers.values()])
+    lines = []
+    for record in records:
+        cells = {"backend": backend_name(record)}
+        for name, time in record.timers.items():
+            cells |= _figure(name, time, unit)
+        lines.append(Line(record, cells))
+    columns = [Column("backend", f"by timer, {unit.name}", 0, number=False)]
+    for rank, name in enumerate(names):
+        columns += [Column(name, name, rank), Column(f"{name} margin", "95 %", rank + len(names))]
+    return [Block(title, None, columns, lines)]
+
+
+def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
+    timed = [(record, name, time) for record in records for name, time in record.phases.items()]
+    if not timed:
+        return []
+    unit = _unit([time for _, _, time in timed])
+    lines = [Line(record, {"backend": backend_name(record), "phase": name, **_figure("median", time, unit)})
+             for record, name, time in timed]  # fmt: skip
+    columns = [
+        Column("backend", "backend", 0, number=False),
+        Column("phase", "phase", 0, number=False),
+        Column("median", f"median {unit.name}", 0),
+        Column("median margin", "95 %", 1),
+    ]
+    return [Block(title, conditions_of(run, [timed[0][0]]), columns, lines)]
+
+
+def _figure(name: str, time: Time, unit: figures.Unit) -> dict[str, str]:
+    half, median = figures.time_half(time), time.median_ms
+    median, half = (None if value is None else value * unit.per_ms for value in (median, half))
+    return {name: figures.measured(median, half), f"{name} margin": figures.margin(median, half)}
+
+
+def _unit(times: Sequence[Time]) -> figures.Unit:
+    return figures.unit_for(time.median_ms for time in times if time.median_ms is not None)

@@ -1,0 +1,74 @@
+"""Exports of a run, one file a format: ``csv``, ``xlsx``, ``md``, ``json``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.record import Run
+from attnbench.store import scan
+from attnbench.store.exports.base import Exporter
+from attnbench.store.files import check_writable, write_bytes
+from attnbench.store.split import part_path, split
+
+STDOUT = "-"
+
+
+def exporter_names() -> list[str]:
+    """Names of all exporters, by file."""
+    return scan.names(sys.modules[__name__])
+
+
+def load_exporter(name: str) -> Exporter:
+    """Find an exporter by its name.
+
+    Raises:
+        UsageError: there is no such exporter.
+    """
+    if name not in exporter_names():
+        raise unknown("export", "format", name, exporter_names())
+    exporter: Exporter = scan.load(sys.modules[__name__], name).EXPORTER
+    return exporter
+
+
+def check_target(name: str, target: str | Path, by: str | None = None) -> None:
+    """Refuse, before anything is measured, a target that this exporter cannot fill.
+
+    Raises:
+        UsageError: a binary format or several files for stdout, or a path that cannot be written.
+    """
+    exporter = load_exporter(name)
+    if str(target) != STDOUT:
+        check_writable(target)
+    elif not exporter.text:
+        raise UsageError(refusal("export", name, target, "is a binary format", "a file name"))
+    elif by is not None:
+        raise UsageError(refusal("export", "by", by, "makes several files", "a file name instead of -"))
+
+
+def export(run: Run, name: str, target: str | Path, *, by: str | None = None) -> list[Path]:
+    """Write `run` in a format.
+
+    Args:
+        run: what to write.
+        name: an exporter's name.
+        target: a path, or ``-`` for stdout.
+        by: a case axis: one file for each of its values, ``name.AXIS-VALUE.ext``.
+
+    Returns:
+        The files written, none for stdout.
+
+    Raises:
+        UsageError: unknown format or axis, or the target cannot be written.
+    """
+    check_target(name, target, by)
+    exporter = load_exporter(name)
+    if str(target) == STDOUT:
+        sys.stdout.write(exporter.render(run).decode())
+        return []
+    parts = split(run, [by]) if by is not None else {"": run}
+    paths = [part_path(target, label) for label in parts]
+    for path, part in zip(paths, parts.values(), strict=True):
+        write_bytes(path, exporter.render(part))
+    return paths

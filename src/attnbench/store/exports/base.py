@@ -1,0 +1,25 @@
+"""What an exporter is: one file in this folder with an ``EXPORTER``, found by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attnbench.record import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A file format for the rows of a run."""
+
+    title: str
+    "one line for people"
+    text: bool
+    "may go to the terminal or a pipe"
+    render: Callable[[Run], bytes]
+    "the whole file"
+
+
+def harmless(text: str) -> str:
+    """Quote a text that a spreadsheet would take for a formula and run."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,0 +1,43 @@
+"""Comma-separated values: one row a record, units in the names, nothing where nothing is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from attnbench.record import Run
+from attnbench.store.exports.base import Exporter, harmless
+from attnbench.store.rows import columns, rows
+
+
+def render(run: Run) -> bytes:
+    """UTF-8, lines end in a line feed; numbers with nine digits, true and false in lower case."""
+    names = columns(run)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(harmless, names))
+    writer.writerows([_cell(row[name]) for name in names] for row in rows(run))
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return format(value, ".9g")
+    # A lone carriage return ends a row for some readers, and the csv module does not quote it.
+    return value if isinstance(value, int) else harmless(as_text(value)).replace("\r", " ")
+
+
+def as_text(value: Any) -> str:
+    """A value that is no number, in one cell: texts in a row apart by semicolons, the rest as JSON."""
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return "; ".join(value)
+    return str(value) if isinstance(value, str) else json.dumps(value)
+
+
+EXPORTER = Exporter(title="one row a record, for spreadsheets and scripts", text=True, render=render)

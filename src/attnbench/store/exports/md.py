@@ -1,0 +1,58 @@
+"""A GitHub table a case, for issues and pull requests: what the terminal shows, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from attnbench.record import Run
+from attnbench.store.block import Block, Lost
+from attnbench.store.blocks import arrange
+from attnbench.store.conditions import machine_words
+from attnbench.store.exports.base import Exporter
+
+
+def render(run: Run) -> bytes:
+    """Headings, tables, what was not measured, notes."""
+    page = arrange(run)
+    machines = ["".join(f" · {_plain(word)}" for word in machine_words(item)) for item in run.environments]
+    lines = [f"## {_plain(run.suite)}", "", _plain(run.started) + "".join(machines), ""]
+    for block in page.blocks:
+        lines += _block(block)
+    lines += _lost(page.lost)
+    return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _block(block: Block) -> Iterator[str]:
+    yield from (f"### {_plain(block.title)}", "")
+    if block.conditions and block.conditions.words():
+        yield from (" · ".join(map(_plain, block.conditions.words())), "")
+    if block.lines:
+        yield _row([_plain(column.title) for column in block.columns])
+        yield _row(["---:" if column.number else ":---" for column in block.columns])
+        yield from (_row([_plain(line.cells.get(column.key, "")) for column in block.columns]) for line in block.lines)
+        yield ""
+    yield from _lost(block.lost)
+    yield from (f"- {_plain(note)}" for note in block.notes)
+    if block.notes:
+        yield ""
+
+
+def _lost(lost: Sequence[Lost]) -> Iterator[str]:
+    for item in lost:
+        where = f" ({item.where})" if item.where else ""
+        yield f"- **{item.status.value}** {_plain(item.backend)}{_plain(where)}: {_plain(item.reason)}"
+    if lost:
+        yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is: no cell ends early, no tag or emphasis begins."""
+    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+EXPORTER = Exporter(title="GitHub tables for issues and pull requests", text=True, render=render)

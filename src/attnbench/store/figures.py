@@ -1,0 +1,85 @@
+"""How a figure is written: with the digits that its interval bears, and one unit a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attnbench.record import Speedup, Time
+
+UNKNOWN_DIGITS = 3
+"Significant digits of a figure whose interval is not known."
+STEADY_DIGITS = 4
+"Significant digits where the interval is narrower than the timer's tick."
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of time: ``value_ms * per_ms`` is in it."""
+
+    name: str
+    per_ms: float
+
+
+MICROSECONDS, MILLISECONDS, SECONDS = Unit("µs", 1e3), Unit("ms", 1.0), Unit("s", 1e-3)
+
+
+def unit_for(times_ms: Iterable[float]) -> Unit:
+    """The unit of a column: that of its smallest time, which must keep its digits."""
+    smallest = min(times_ms, default=1.0)
+    if smallest < 0.5:
+        return MICROSECONDS
+    return MILLISECONDS if smallest < 1000 else SECONDS
+
+
+def half_interval(value: float | None, low: float | None, high: float | None) -> float | None:
+    """The longer arm of an interval around `value`: an interval of order statistics is not symmetric."""
+    if value is None or low is None or high is None:
+        return None
+    return max(value - low, high - value, 0.0)
+
+
+def time_half(time: Time) -> float | None:
+    """Half interval of a median, in milliseconds."""
+    return half_interval(time.median_ms, time.ci_low_ms, time.ci_high_ms)
+
+
+def time_relative(time: Time) -> float | None:
+    """Half interval of a median as a share of it."""
+    half = time_half(time)
+    return half / time.median_ms if half is not None and time.median_ms else None
+
+
+def speedup_half(speedup: Speedup) -> float | None:
+    """Half interval of a speed-up."""
+    return half_interval(speedup.ratio, speedup.ci_low, speedup.ci_high)
+
+
+def measured(value: float | None, half: float | None) -> str:
+    """`value` with as many decimals as its half interval has digits that count; "" for None."""
+    return "" if value is None else f"{value:.{_decimals(value, half)}f}"
+
+
+def margin(value: float | None, half: float | None) -> str:
+    """The half interval beside `measured`, to the same decimals: ``±0.014``; "" where it is not known."""
+    return "" if value is None or half is None else f"±{half:.{_decimals(value, half)}f}"
+
+
+def plain(value: float | None, digits: int = UNKNOWN_DIGITS) -> str:
+    """`value` to so many significant digits, never with an exponent; "" for None."""
+    return "" if value is None else f"{value:.{_places(value, digits)}f}"
+
+
+def _decimals(value: float, half: float | None) -> int:
+    if half is None:
+        return _places(value, UNKNOWN_DIGITS)
+    if half <= 0.0:
+        return _places(value, STEADY_DIGITS)
+    exponent = math.floor(math.log10(half))
+    # Two digits below 3 keep the rounding of the interval itself under a sixth of it.
+    return max(0, -exponent + (half / 10.0**exponent < 3.0))
+
+
+def _places(value: float, digits: int) -> int:
+    return 0 if value == 0.0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))

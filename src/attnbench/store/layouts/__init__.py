@@ -1,0 +1,44 @@
+"""Layouts of the seeds, one file each: what people's scripts and spreadsheets read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from attnbench.errors import RunFileError, refusal, unknown
+from attnbench.store import scan
+from attnbench.store.layouts.base import Layout
+
+
+def layout_names() -> list[str]:
+    """Names of all layouts, by file."""
+    return scan.names(sys.modules[__name__])
+
+
+def load_layout(name: str) -> Layout:
+    """Find a layout by its name.
+
+    Raises:
+        UsageError: there is no such layout.
+    """
+    if name not in layout_names():
+        raise unknown("layout", "name", name, layout_names())
+    layout: Layout = scan.load(sys.modules[__name__], name).LAYOUT
+    return layout
+
+
+def recognise(path: str | Path) -> Layout:
+    """The layout that a file or folder to import has.
+
+    Raises:
+        RunFileError: it has none of ours, or there is no such file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise RunFileError(refusal("import", "path", path, "does not exist", "a file of a seed's layout"))
+    for name in layout_names():
+        layout = load_layout(name)
+        if layout.recognises(path):
+            return layout
+    accepted = f"a file of layout {', '.join(layout_names())}"
+    raise RunFileError(refusal("import", "path", path, "is of no known layout", accepted, "name it with --layout"))

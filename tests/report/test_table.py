@@ -1,0 +1,234 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from attnbench.record import Environment, Settings, Status
+from attnbench.report.page import PIPE_WIDTH, decimal_aligned, open_console
+from attnbench.report.table import render_run, render_tables
+from attnbench.store.derive import derive
+from made_up_run import H200, TFLOPS, make_case, make_group, make_lost, make_record, make_run, make_time
+
+
+def printed(run, width=140, encoding="utf-8", **how):
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding=encoding, newline="\n")
+    console = Console(file=stream, width=width, legacy_windows=False, **how)
+    render_run(derive(run), console)
+    stream.flush()
+    return buffer.getvalue().decode(encoding)
+
+
+def line_of(text, start):
+    (line,) = [line for line in text.splitlines() if line.startswith(start)]
+    return line.split()
+
+
+def test_a_block_says_who_is_how_fast_and_who_is_lost():
+    text = printed(make_run())
+    lines = text.splitlines()
+    assert lines[0] == "NVIDIA H200 · torch 2.11.0+cu130 · triton 3.6.0 · CUDA 13.0 · driver 580.95"
+    assert lines[2] == "b1-s16384-h16-d128-bf16-fwd   timer cupti · cold L2 · burst · SM 1950-1980 MHz"
+    assert lines[3].split("  ")[0] == "backend"
+    order = [line.split()[0] for line in lines[4:9]]
+    assert order == ["flash-attn-3", "sdpa-cudnn", "flex", "sdpa-flash", "sdpa-efficient"]
+    run = derive(make_run())
+    (best,) = [record for record in run.records if record.backend == "flash-attn-3"]
+    cells = line_of(text, "flash-attn-3")
+    assert cells[1] == "*"
+    assert float(cells[2]) == pytest.approx(best.time.median_ms, rel=1e-3)
+    assert float(cells[4].rstrip("x")) == pytest.approx(best.speedup.ratio, rel=1e-3)
+    assert cells[6] == "faster"
+    assert float(cells[7]) == pytest.approx(best.rate.tflops, rel=1e-3)
+    assert cells[-4:] == ["4.1e-04", "26", "60", "21.0"]
+    assert "baseline" in line_of(text, "sdpa-flash")
+    assert " ".join(line_of(text, "oom")) == "oom eager needs 48.0 GiB, 21.3 GiB free; seqlen=8192 would fit"
+    assert "skipped    flash-attn-2  module=flash_attn is not installed;" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
+def test_no_line_is_wider_than_the_page_and_the_essence_stays(width):
+    text = printed(make_run(), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("median ms", "±0.006", "vs sdpa-flash", "TFLOP/s", "faster"):
+        assert word in text
+    assert ("samples" in text) == (width >= 140)
+
+
+def test_piped_text_has_no_codes_and_a_terminal_has():
+    assert "\x1b" not in printed(make_run())
+    assert "\x1b[" in printed(make_run(), force_terminal=True, color_system="standard")
+
+
+def test_an_old_terminal_gets_letters_it_can_show():
+    text = printed(make_run(make_group(make_case(seqlen=128))), encoding="ascii")
+    assert "median us" in text
+    assert "+-" in text
+
+
+def test_markup_in_names_is_text():
+    run = make_run([make_record(make_case(), "mine[red]x[/red]", tflops=100.0),
+                    make_lost(make_case(), "b", Status.FAILED, "RuntimeError: [bold]no[/bold]")])  # fmt: skip
+    text = printed(run)
+    assert "mine[red]x[/red]" in text
+    assert "RuntimeError: [bold]no[/bold]" in text
+
+
+def test_decimal_points_stand_in_one_column():
+    assert decimal_aligned(["12.568", "3.14", "168", "", "0.5x"]) == ["12.568", "3.14 ", "168    ", "", "0.5x "]
+
+
+# ── notes ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def noted(records, **changed):
+    text = " ".join(printed(make_run(records, **changed), width=400).split())
+    return [part.strip() for part in text.split(" note ")[1:]]
+
+
+def test_a_clear_and_steady_run_has_no_notes():
+    assert noted(make_group(make_case())) == []
+
+
+def test_a_winner_within_the_interval_is_not_called_one():
+    (tie,) = noted(make_group(make_case(), {"a": 100.0, "b": 300.0, "c": 300.05}))
+    assert tie.startswith("no clear winner: ")
+    assert {"b", "c"} <= set(tie.replace(",", "").split())
+    assert "a" not in tie.removeprefix("no clear winner: ").split()
+
+
+def test_noise_above_the_target_is_said_worst_first():
+    notes = noted(make_group(make_case(), {"a": 100.0, "b": 300.0}, noise=0.05))
+    (noise,) = [note for note in notes if note.startswith("noisy")]
+    assert noise.endswith("(wanted ±1 %)")
+    figures = [float(word.lstrip("±")) for word in noise.split() if word.startswith("±")][:-1]
+    assert figures == sorted(figures, reverse=True)
+    assert noted(make_group(make_case(), {"a": 100.0, "b": 300.0}, noise=0.05), settings=Settings(rel_ci=0.5)) == []
+
+
+def test_a_spent_budget_and_a_low_clock_are_said():
+    slow = tuple(1500.0 + index for index in range(60))
+    records = [dataclasses.replace(item, time=dataclasses.replace(item.time, stopped_by="max-seconds", sm_mhz=slow))
+               for item in make_group(make_case())]  # fmt: skip
+    stop, clock = noted(records)
+    assert stop == "stopped by --max-seconds: more time would narrow the intervals"
+    assert clock.startswith("the SM clock fell to 1500 of 1980 MHz: times carry that, speed-ups do not")
+    unknown = dataclasses.replace(H200, sm_max_mhz=None)
+    assert noted(records, environments=(unknown,)) == [stop]
+
+
+def test_what_a_backend_left_behind_is_said():
+    records = [make_record(make_case(), "a", tflops=100.0, notes=("a global was put back",))]
+    assert noted(records) == ["a: a global was put back"]
+
+
+# ── what may not be mixed ──────────────────────────────────────────────────────────────────────────
+
+
+def test_timers_are_never_in_one_table():
+    first, second, third = make_group(make_case(), {"a": 100.0, "b": 200.0, "c": 300.0})
+    third = dataclasses.replace(third, time=dataclasses.replace(third.time, timer="reported"), speedup=None)
+    text = printed(make_run([first, second, third], settings=Settings(baseline="a")))
+    cupti, reported = text.split("timer reported")
+    assert "c " not in "".join(line[:2] for line in cupti.splitlines())
+    assert [line.split()[0] for line in reported.splitlines()[2:]] == ["c"]
+    assert "x" not in line_of(text, "c ")[3]
+
+
+def test_all_timers_stand_side_by_side_and_phases_below():
+    (record,) = make_group(make_case(), {"a": 100.0})
+    times = {name: make_time([factor * sample for sample in record.time.samples_ms], timer=name)
+             for name, factor in (("cupti", 1.0), ("events", 1.5))}  # fmt: skip
+    record = dataclasses.replace(record, timers=times, phases={"quantise": make_time([0.25] * 9)})
+    text = printed(make_run([record]))
+    (heading,) = [line for line in text.splitlines() if line.startswith("by timer, ms")]
+    assert heading.split()[3:] == ["cupti", "95", "%", "events", "95", "%"]
+    cells = line_of(text[text.index(heading) :].split("\n\n")[0], "a ")
+    assert float(cells[3]) == pytest.approx(1.5 * float(cells[1]), rel=1e-3)
+    assert "a        quantise      250.0  ±0.0" in text
+
+
+def test_a_cpu_run_names_the_cpu_and_claims_no_clock():
+    cpu = Environment(os="Linux", python="3.11", torch="2.13.0+cpu", cpu="AMD EPYC 9454P", cores=2)
+    time = {"timer": "wall", "l2": "warm", "regime": "cpu", "sm_mhz": ()}
+    record = make_record(make_case(), "eager", tflops=0.2, time=make_time([1.0, 1.1, 0.9], **time), power_w=None)
+    text = printed(make_run([record], environments=(cpu,)))
+    assert text.startswith("AMD EPYC 9454P · torch 2.13.0+cpu\n\nb1-s16384-h16-d128-bf16-fwd   timer wall\n")
+
+
+def test_gaps_between_kernels_are_shown_where_there_are_any():
+    (record,) = make_group(make_case(), {"a": 100.0})
+    median = record.time.median_ms
+    half = dataclasses.replace(record, time=dataclasses.replace(record.time, busy_ms=median / 2))
+    assert "busy ms" in printed(make_run([half]), width=200)
+    whole = dataclasses.replace(record, time=dataclasses.replace(record.time, busy_ms=0.99 * median))
+    assert "busy ms" not in printed(make_run([whole]), width=200)
+
+
+# ── many cases ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def many(count, lost=True):
+    records = []
+    for index in range(count):
+        case = make_case(seqlen=512 * (1 + index), batch=2)
+        records += make_group(case, {name: TFLOPS[name] for name in ("sdpa-flash", "flash-attn-3")})
+        if lost:
+            records.append(make_lost(case, "xformers", Status.SKIPPED, "xformers: module=xformers is not installed"))
+    return records
+
+
+def test_the_same_loss_in_every_case_is_said_once():
+    text = printed(make_run(many(3)))
+    assert text.count("xformers") == 2
+    assert "skipped  xformers  module=xformers is not installed (all 3 cases)" in text
+    assert text.count("timer cupti") == 3
+
+
+def test_more_than_forty_cases_are_lines_of_one_table():
+    text = printed(make_run(many(41), suite="overhead"))
+    assert text.count("timer cupti") == 1
+    assert "overhead, all b2-h16-d128-bf16-fwd" in text
+    rows = [line for line in text.splitlines() if "flash-attn-3 *" in line]
+    assert len(rows) == 41
+    assert sum(line.startswith("s") and "sdpa-flash" in line for line in text.splitlines()) == 41
+    assert "(all 41 cases)" in text
+    assert max(map(len, printed(make_run(many(41)), width=80).splitlines())) <= 80
+
+
+def test_replicates_are_tables_of_their_own():
+    records = [dataclasses.replace(item, replicate=index) for index in range(2) for item in make_group(make_case())]
+    text = printed(make_run(records))
+    assert "b1-s16384-h16-d128-bf16-fwd   timer" in text
+    assert "b1-s16384-h16-d128-bf16-fwd  (replicate 2)   timer" in text
+
+
+def test_a_run_of_nothing_prints_its_machine():
+    assert printed(make_run([])).splitlines() == [
+        "NVIDIA H200 · torch 2.11.0+cu130 · triton 3.6.0 · CUDA 13.0 · driver 580.95"
+    ]
+
+
+# ── layouts of the seeds ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_seed_layout_prints_only_what_its_scripts_read(capsys):
+    run = make_run(make_group(make_case(), {"sdpa-flash": 300.0, "eager": 20.0, "sdpa": 300.1}), layout="seed-004")
+    text = printed(run, width=40, force_terminal=True, color_system="standard")
+    assert text.startswith("Implementation            Time (ms)       Memory (MB)     Speedup\n" + "-" * 80 + "\n")
+    assert "\x1b" not in text
+    said = " ".join(capsys.readouterr().err.split())
+    assert "seed-004: Flash Attention is torch's own SDPA flash: flash-attn-2 was not measured" in said
+    assert "no clear winner: " in said
+
+
+def test_our_tables_can_be_had_of_a_seed_suite_too():
+    stream = io.StringIO()
+    render_tables(derive(make_run(layout="seed-004")), Console(file=stream, width=140))
+    assert "median ms" in stream.getvalue()
+
+
+def test_a_pipe_is_wide(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == PIPE_WIDTH

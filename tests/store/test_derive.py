@@ -1,0 +1,75 @@
+import dataclasses
+
+import pytest
+
+from attnbench.record import Settings
+from attnbench.stats.ratio import paired_ratio
+from attnbench.store.derive import derive, derive_group
+from made_up_run import make_case, make_group, make_record, make_run, make_time
+
+
+def pair(base_ms, own_ms, base=None, own=None):
+    case = make_case()
+    return [make_record(case, "a", tflops=100.0, time=make_time(base_ms, **(base or {}))),
+            make_record(case, "b", tflops=100.0, time=make_time(own_ms, **(own or {})))]  # fmt: skip
+
+
+def test_the_baseline_of_the_settings_gives_everyone_a_speedup():
+    run = make_run(pair([2.0] * 7, [1.0] * 7), settings=Settings(baseline="a"))
+    first, second = derive(run).records
+    assert first.speedup is None
+    assert (second.speedup.baseline, second.speedup.ratio, second.speedup.verdict) == ("a", 2.0, "faster")
+
+
+def test_without_a_baseline_nobody_is_compared():
+    run = make_run(pair([2.0] * 7, [1.0] * 7), settings=Settings())
+    assert [record.speedup for record in derive(run).records] == [None, None]
+
+
+def test_different_timers_have_no_ratio():
+    run = make_run(pair([2.0] * 7, [1.0] * 7, own={"timer": "wall"}), settings=Settings(baseline="a"))
+    assert derive(run).records[1].speedup is None
+
+
+def test_rounds_that_are_not_shared_give_no_ratio():
+    run = make_run(pair([2.0] * 7, [1.0] * 7, own={"rounds": tuple(range(10, 17))}), settings=Settings(baseline="a"))
+    assert derive(run).records[1].speedup is None
+
+
+def test_the_tick_of_the_timer_goes_into_the_ratio():
+    base = [0.005024, 0.004992, 0.005024, 0.005056, 0.004992, 0.005024, 0.004992, 0.005024]
+    own = [0.004992, 0.004992, 0.005024, 0.005024, 0.004992, 0.005024, 0.004992, 0.004992]
+    tick = {"tick_ms": 3.2e-5}
+    run = make_run(pair(base, own, tick, tick), settings=Settings(baseline="a"))
+    wanted = paired_ratio(dict(enumerate(base)), dict(enumerate(own)), tick=3.2e-5)
+    assert wanted.ratio != paired_ratio(dict(enumerate(base)), dict(enumerate(own))).ratio
+    assert derive(run).records[1].speedup.ratio == wanted.ratio
+
+
+def test_a_sample_of_zero_has_no_ratio_but_stays_a_sample():
+    run = make_run(pair([2.0] * 7, [0.0, *[1.0] * 6]), settings=Settings(baseline="a"))
+    record = derive(run).records[1]
+    assert record.speedup.ratio == 2.0
+    assert (record.time.num_samples, record.time.min_ms) == (7, 0.0)
+
+
+def test_what_agrees_already_is_handed_back_itself():
+    run = derive(make_run(make_group(make_case())))
+    assert all(new is old for new, old in zip(derive(run).records, run.records, strict=True))
+    assert all(new is old for new, old in zip(derive_group(run.records, "sdpa-flash"), run.records, strict=True))
+
+
+def test_timers_and_phases_are_derived_too():
+    time = make_time([1.0, 2.0, 9.0])
+    record = make_record(make_case(), "a", tflops=100.0, time=time)
+    wrong = dataclasses.replace(time, median_ms=77.0)
+    record = dataclasses.replace(record, timers={"cupti": wrong}, phases={"kernel": wrong})
+    found = derive(make_run([record])).records[0]
+    assert found.timers["cupti"].median_ms == found.phases["kernel"].median_ms == pytest.approx(2.0)
+
+
+def test_records_stay_in_their_order_when_groups_are_mixed():
+    records = [*make_group(make_case()), *make_group(make_case(causal=True))]
+    mixed = records[::2] + records[1::2]
+    found = derive(make_run(mixed)).records
+    assert [(item.case_id, item.backend) for item in found] == [(item.case_id, item.backend) for item in mixed]
