@@ -194,6 +194,8 @@ class Record:
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
     "device kernels of one launch, in order, as the profiler names them"
+    kernel_ms: tuple[float, ...] = ()
+    "median time of each of them"
     environment: int | None = None
     "index into Run.environments"
     replicate: int = 0

@@ -54,6 +54,7 @@ class SimulatedStage(Stage):
         self.device, self.l2 = device, l2
         self.events: list[str] = []
         self.leads: list[float] = []
+        self.pauses: list[float] = []
 
     def begin(self, lead_s: float) -> None:
         super().begin(lead_s)

@@ -74,6 +74,8 @@ class Timing:
     l2: str
     regime: str
     stopped_by: str = ""
+    tick_ms: float = 0.0
+    "resolution of the timer"
     samples_ms: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
@@ -206,6 +208,7 @@ class _Sampler:
             l2=stage.l2,
             regime=self.plan.regime if stage.kind == "cuda" else "cpu",
             stopped_by=stopped_by,
+            tick_ms=self.timer.tick_ms,
             samples_ms=[r.ms for r in readings],
             rounds=list(range(len(readings))),
             at_s=[round((r.at_s or self.begun) - self.begun, 6) for r in readings],

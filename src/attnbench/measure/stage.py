@@ -123,11 +123,18 @@ class CudaStage(Stage):
         self._marker = Marker(device, slots=2 * MAX_BATCH)
         self._cycles_per_s = 1e3 * _max_clock_khz(device)
         self._bytes = torch.cuda.memory_allocated(device) - before
-        torch.cuda.synchronize(device)
+        self._current: Any = torch.cuda.device(device)
+        synchronize(device)
+
+    def __enter__(self) -> CudaStage:
+        """Make the device the current one, whose current stream is measured."""
+        self._current.__enter__()
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Release the flush buffer and the stamps."""
         super().__exit__()
+        self._current.__exit__(None, None, None)
         self._flush = None
         del self._marker
 
@@ -136,7 +143,7 @@ class CudaStage(Stage):
         import torch
 
         self._marker.start()
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         if lead_s > 0:
             torch.cuda._sleep(int(min(lead_s, MAX_LEAD_S) * self._cycles_per_s))
         super().begin(lead_s)
@@ -163,10 +170,8 @@ class CudaStage(Stage):
 
     def end(self) -> None:
         """Synchronise the device."""
-        import torch
-
         super().end()
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def sm_mhz(self, count: int) -> list[float | None]:
         """From the markers at both ends of each sample."""
@@ -191,6 +196,14 @@ def open_stage(device: str, l2: str) -> Stage:
     if l2 not in L2_STATES:
         raise unknown("measure", "l2", l2, L2_STATES)
     return CpuStage(device, l2=l2) if device.startswith("cpu") else CudaStage(device, l2=l2)
+
+
+def synchronize(device: str) -> None:
+    """Wait for everything a device was given; a CPU has nothing to wait for."""
+    if not device.startswith("cpu"):
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def run_untimed(stage: Stage, subjects: Sequence[Subject], seconds: float) -> None:

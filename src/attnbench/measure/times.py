@@ -15,6 +15,7 @@ def to_time(timing: Timing, setup_ms: float | None = None, first_call_ms: float 
         l2=timing.l2,
         regime=timing.regime,
         stopped_by=timing.stopped_by,
+        tick_ms=timing.tick_ms or None,
         num_samples=found.num_samples,
         median_ms=found.median,
         mean_ms=found.mean,

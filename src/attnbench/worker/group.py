@@ -18,6 +18,7 @@ from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported
 from attnbench.measure.memory import peak
 from attnbench.measure.sampling import Plan, Timing, sample
+from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
 from attnbench.measure.times import to_time
 from attnbench.record import Memory, PlannedGroup, PowerSeries, Record, Settings, Status
@@ -358,10 +359,7 @@ class GroupRun:
         self._empty_cache()
 
     def _synchronize(self) -> None:
-        if self.machine.device == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def _raise_if_lost(self, index: int, phase: str, reason: str) -> None:
         """A CUDA error that sticks makes every later call fail: only a new process helps."""

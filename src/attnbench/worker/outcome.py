@@ -56,7 +56,8 @@ class RecordBuilder:
         short = power is not None and median_ms < 1e3 * _period_s(power)
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
-            phases=phases, kernels=timing.kernels, power_w=None if short else power,
+            phases=phases, kernels=timing.kernels, kernel_ms=timing.kernel_ms,
+            power_w=None if short else power,
             rate=Rate.of(work, median_ms, percent_of_peak(work, median_ms, self.case.dtype, self.device)),
             notes=(*self.notes, *timing.notes),
         )

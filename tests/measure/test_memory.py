@@ -1,0 +1,29 @@
+"""Peak memory on a CPU, where every allocation is known."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attnbench.measure.memory import peak  # noqa: E402
+
+
+def test_the_peak_is_what_lives_at_one_time() -> None:
+    a = torch.ones(1000, 1000)
+
+    def call() -> None:
+        b = a + 1
+        del b
+        c = a + 2
+        d = c * 2
+        del c, d
+
+    # Two tensors of 4 MB; the operands 1 and 2 are tensors of a few bytes.
+    assert 8_000_000 <= peak(call, "cpu").allocated < 8_000_100
+
+
+def test_what_was_there_before_does_not_count() -> None:
+    a = torch.ones(500)
+    assert peak(lambda: a.add_(1), "cpu").allocated < 100
+    assert peak(lambda: None, "cpu").reserved is None

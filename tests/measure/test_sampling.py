@@ -1,0 +1,196 @@
+"""The sampler on a simulated card: what it finds is known beforehand."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import Unavailable, UsageError
+from attnbench.measure import sampling
+from attnbench.measure.sampling import Plan, sample
+from attnbench.measure.subject import Subject
+from attnbench.stats.ratio import paired_ratio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from simulated_card import Card, SimulatedStage, SimulatedTimer
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch):
+    """Measure subjects with the given true times on a card; returns (group, timer, stage)."""
+
+    def run(card: Card, truth: dict[str, float], plan: Plan, announce=lambda index, phase: None, reset=None):
+        timer, stage = SimulatedTimer(card, truth), SimulatedStage()
+        monkeypatch.setattr(sampling, "choose", lambda name, device: timer)
+        monkeypatch.setattr(sampling, "open_stage", lambda device, l2: stage)
+        monkeypatch.setattr(sampling.time, "sleep", stage.pauses.append)
+        monkeypatch.setattr(sampling, "HEAT_S", 0.01)
+        subjects = [Subject(name=name, call=lambda: None, reset=reset) for name in truth]
+        return sample(subjects, device="cpu", plan=plan, announce=announce), timer, stage
+
+    return run
+
+
+def ratio(group, a=0, b=1):
+    first, second = (dict(zip(t.rounds, t.samples_ms, strict=True)) for t in (group.timings[a], group.timings[b]))
+    return paired_ratio(first, second, tick=group.timings[a].tick_ms)
+
+
+def test_a_fixed_number_of_rounds_is_kept_to_the_letter(simulate) -> None:
+    group, timer, _ = simulate(Card(), {"a": 1.0, "b": 2.0, "c": 3.0}, Plan(warmup=5, iterations=30))
+    assert [len(t.samples_ms) for t in group.timings] == [30, 30, 30]
+    assert {t.stopped_by for t in group.timings} == {"iterations"}
+    assert collections.Counter(timer.turns) == {"a": 35, "b": 35, "c": 35}
+
+
+def test_one_shot_does_no_warm_up(simulate) -> None:
+    group, timer, _ = simulate(Card(), {"a": 1.0}, Plan(warmup=0, iterations=1))
+    assert timer.turns == ["a"]
+    assert len(group.timings[0].samples_ms) == 1
+
+
+def test_rounds_hold_every_subject_once_and_orders_are_balanced(simulate) -> None:
+    _, timer, _ = simulate(Card(), {"a": 1.0, "b": 1.0, "c": 1.0}, Plan(warmup=0, iterations=60))
+    rounds = [tuple(timer.turns[i : i + 3]) for i in range(0, 180, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    for place in range(3):
+        assert set(collections.Counter(one[place] for one in rounds).values()) == {20}
+
+
+def test_the_order_follows_the_seed(simulate) -> None:
+    turns = [simulate(Card(), {"a": 1.0, "b": 1.0, "c": 1.0}, Plan(warmup=0, iterations=20, seed=seed))[1].turns
+             for seed in (0, 0, 1)]
+    assert turns[0] == turns[1] != turns[2]
+
+
+def test_it_stops_when_the_ratio_is_known(simulate) -> None:
+    group, _, _ = simulate(Card(noise=0.003), {"a": 1.0, "b": 0.8}, Plan(rel_ci=0.01, max_seconds=60))
+    assert group.timings[0].stopped_by == "rel-ci"
+    found = ratio(group)
+    assert found.ci_low <= 1.25 <= found.ci_high
+    assert found.ci_high - found.ci_low <= 0.02 * found.ratio * 1.0001
+    assert found.verdict == "faster"
+
+
+def test_it_stops_when_the_time_is_spent(simulate) -> None:
+    group, _, _ = simulate(Card(noise=0.3), {"a": 1.0, "b": 1.0}, Plan(rel_ci=1e-6, max_seconds=0.2))
+    assert group.timings[0].stopped_by == "max-seconds"
+    assert 0.2 <= group.sampling_s < 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drift_of_ten_percent_leaves_the_ratio_alone(simulate, seed: int) -> None:
+    card = Card(noise=0.002, drift=0.1, period=60.0, seed=seed)
+    group, _, _ = simulate(card, {"a": 1.0, "b": 1.0}, Plan(rel_ci=0.002, max_seconds=60, seed=seed))
+    assert max(group.timings[0].samples_ms) / min(group.timings[0].samples_ms) > 1.05
+    assert ratio(group).ratio == pytest.approx(1.0, abs=0.004)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_percent_is_found_with_the_right_sign(simulate, seed: int) -> None:
+    card = Card(noise=0.005, drift=0.05, seed=seed)
+    group, _, _ = simulate(card, {"a": 1.0, "b": 1.01}, Plan(rel_ci=0.002, max_seconds=60, seed=seed))
+    assert ratio(group).ci_high < 1
+    assert ratio(group).verdict == "slower"
+
+
+def test_a_timer_tick_does_not_break_a_tie(simulate) -> None:
+    card = Card(noise=0.004, tick_ms=3.2e-5)
+    group, _, _ = simulate(card, {"a": 5.5e-3, "b": 5.5e-3}, Plan(rel_ci=0.002, max_seconds=60))
+    assert ratio(group).ratio == pytest.approx(1.0, abs=0.002)
+    assert ratio(group).verdict == "same"
+
+
+@pytest.mark.parametrize(("falls", "regime", "pauses"), [(True, "burst", True), (False, "burst", False),
+                                                            (True, "sustained", False)])
+def test_burst_pauses_while_the_card_holds_its_clock_down(simulate, falls: bool, regime: str, pauses: bool) -> None:
+    card = Card(noise=0.05, power_limited=falls)
+    plan = Plan(rel_ci=1e-5, max_seconds=0.3, regime=regime, warmup=1)
+    group, _, stage = simulate(card, {"a": 1.0, "b": 1.0}, plan)
+    assert group.timings[0].regime == regime
+    assert bool(stage.pauses) == pauses
+    assert (group.timings[0].sm_mhz[-1] < group.timings[0].sm_mhz[0]) == falls
+
+
+def test_every_turn_is_announced_before_it_is_taken(simulate) -> None:
+    said: list[tuple[int, str]] = []
+    _, timer, _ = simulate(Card(), {"a": 1.0, "b": 1.0}, Plan(warmup=1, iterations=4),
+                           announce=lambda index, phase: said.append((index, phase)))
+    assert [("a", "b")[index] for index, _ in said] == timer.turns
+    assert {phase for _, phase in said} == {"sample"}
+
+
+def test_state_is_reset_before_every_call(simulate) -> None:
+    resets: list[int] = []
+    _, timer, _ = simulate(Card(), {"a": 1.0}, Plan(warmup=2, iterations=7), reset=lambda: resets.append(1))
+    assert len(resets) == len(timer.turns) == 9
+
+
+def test_more_rounds_than_the_marker_has_slots_are_cut(simulate) -> None:
+    group, _, stage = simulate(Card(), {"a": 1.0, "b": 1.0}, Plan(warmup=0, iterations=700))
+    assert len(group.timings[0].samples_ms) == 700
+    sizes, count = [], 0
+    for event in stage.events:
+        if event == "begin":
+            sizes.append(count)
+            count = 0
+        count += event.startswith("ready")
+    assert max([*sizes, count]) <= sampling.MAX_BATCH
+
+
+def test_an_unknown_regime_names_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"measure: regime=hot is not known; one of burst, sustained"):
+        Plan(regime="hot")
+
+
+def test_an_unknown_timer_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"timer=walll is not known; .*; did you mean wall\?"):
+        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="walll"))
+
+
+def test_a_gpu_timer_is_refused_on_a_cpu() -> None:
+    with pytest.raises(Unavailable, match="timer=cupti does not work on cpu; for cuda"):
+        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="cupti"))
+
+
+def test_cold_l2_is_refused_on_a_cpu() -> None:
+    with pytest.raises(UsageError, match="cpu: l2=cold is for GPUs; warm or auto on a CPU"):
+        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(l2="cold"))
+
+
+def test_a_subject_that_reports_nothing_cannot_be_asked() -> None:
+    with pytest.raises(Unavailable, match="reported: subject=a cannot be timed; the launch reports no time of its own"):
+        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="reported"))
+
+
+def test_reported_is_what_the_subject_says() -> None:
+    subject = Subject(name="a", call=lambda: None, reported_ms=lambda: 1.25)
+    group = sample([subject], device="cpu", plan=Plan(timer="reported", warmup=0, iterations=3))
+    assert group.timings[0].samples_ms == [1.25, 1.25, 1.25]
+
+
+def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = SimulatedTimer(Card(noise=0), {"a": 1.0}), SimulatedTimer(Card(noise=0), {"a": 1.2})
+    slow.name = "other"  # type: ignore[misc]
+    monkeypatch.setattr(sampling, "available", lambda device: [fast, slow])
+    group = sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="all", warmup=0, iterations=5))
+    assert {name: timings[0].samples_ms[0] for name, timings in group.by_timer.items()} == {
+        "simulated": pytest.approx(1.0), "other": pytest.approx(1.2)}
+    assert group.timings[0].timer == "simulated"
+    assert group.timings[0].notes == ("timers disagree: other 1200 µs, simulated 1000 µs (+20 %)",)
+
+
+def test_the_wall_timer_times_the_call_and_not_the_reset() -> None:
+    import time
+
+    subject = Subject(name="a", call=lambda: time.sleep(0.002), reset=lambda: time.sleep(0.01))
+    group = sample([subject], device="cpu", plan=Plan(warmup=0, iterations=5))
+    timing = group.timings[0]
+    assert timing.timer == "wall"
+    assert (timing.l2, timing.regime) == ("warm", "cpu")
+    assert all(2.0 <= ms < 9.0 for ms in timing.samples_ms)
+    assert timing.sm_mhz == [None] * 5
+    assert timing.at_s == sorted(timing.at_s)

@@ -1,0 +1,113 @@
+"""What a kernel author writes in place of do_bench, on a CPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import attnbench
+from attnbench.errors import RunFileError, Unavailable, UsageError
+
+pytest_plugins = ["pytester"]
+
+
+def nap(seconds: float):
+    """A call whose time hardly depends on how busy the machine is."""
+    return lambda: time.sleep(seconds)
+
+
+def test_bench_times_a_function_with_an_interval() -> None:
+    found = attnbench.bench(nap(0.004), name="nap", device="cpu", max_seconds=0.3)
+    assert 4.0 <= found.median_ms < 8.0
+    low, high = found.interval_ms
+    assert low <= found.median_ms <= high
+    assert found.sm_mhz is None
+    assert re.match(r"nap: [4-7]\.\d+ ms ± ", str(found))
+    assert "(wall, warm cache, cpu, n=" in str(found)
+
+
+def test_fixed_counts() -> None:
+    calls = []
+    found = attnbench.bench(lambda: calls.append(1), device="cpu", warmup=3, iterations=7)
+    assert found.time.num_samples == 7
+    assert len(calls) == 1 + 3 + 7
+
+
+def test_compare_knows_which_is_faster_and_by_how_much() -> None:
+    found = attnbench.compare({"slow": nap(0.010), "fast": nap(0.005)}, device="cpu", max_seconds=0.5)
+    speedup = found.speedup("fast")
+    assert speedup.ratio == pytest.approx(2, rel=0.2)
+    assert speedup.verdict == "faster"
+    assert list(found) == ["slow", "fast"]
+    assert found["fast"].median_ms < found["slow"].median_ms
+    assert "fast" in str(found)
+    assert "faster" in str(found)
+
+
+def test_the_baseline_may_be_any_of_them() -> None:
+    found = attnbench.compare({"a": nap(0.005), "b": nap(0.010)}, baseline="b", device="cpu", max_seconds=0.2)
+    assert found.baseline == "b"
+    assert list(found) == ["a", "b"]
+    assert found.speedup("a").ratio == pytest.approx(2, rel=0.2)
+
+
+def test_a_slower_function_fails_a_test_and_an_equal_one_does_not() -> None:
+    found = attnbench.compare({"ref": nap(0.005), "mine": nap(0.010)}, device="cpu", max_seconds=0.2)
+    with pytest.raises(AssertionError, match=r"mine is 0\.[45].* slower against ref; at least 0\.95x wanted"):
+        found.assert_speedup("mine", at_least=0.95)
+    found.assert_speedup("mine", at_least=0.4)
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), [
+    (lambda: attnbench.compare({"a": print}), UsageError, "functions=1 are too few; two or more"),
+    (lambda: attnbench.compare({"a": print, "b": print}, baseline="c"), UsageError, "baseline=c is not known; one"),
+    (lambda: attnbench.bench(3), UsageError, r"fn=3 cannot be called; a function"),
+    (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
+    (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
+    (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
+    (lambda: attnbench.load("/nowhere.json"), UsageError, "nowhere.json"),
+])
+def test_wrong_arguments_are_answered_in_one_line(call, kind, words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    made = attnbench.run("minimal", device="cpu", backends=["sdpa-math"], save=path, warmup=1, iterations=3,
+                         axes={"seqlen": [64], "dtype": ["fp32"]})
+    assert [record.status for record in made.run.records] == ["passed"]
+    loaded = attnbench.load(path)
+    assert loaded.run == made.run
+    frame = loaded.to_pandas()
+    assert frame["time.median_ms"].iloc[0] == pytest.approx(made.run.records[0].time.median_ms)
+    assert str(loaded).startswith("Forward Pass Results:")  # the layout of the suite
+    cut = tmp_path / "cut.json"
+    cut.write_text(path.read_text()[:100])
+    with pytest.raises(RunFileError, match=r"cut\.json"):
+        attnbench.load(cut)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import attnbench, sys; print(sorted({'torch', 'numpy', 'rich', 'pandas'} & set(sys.modules)))"
+    source = str(Path(attnbench.__file__).parents[1])
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env={"PYTHONPATH": source}).strip() == "[]"
+
+
+def test_the_fixture_measures_and_prints_at_the_end(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_speed(attnbench):
+            found = attnbench.compare({"one": lambda: sum(range(20000)), "two": lambda: sum(range(40000))})
+            found.assert_speedup("two", at_least=0.2)
+            assert attnbench.bench(lambda: sum(range(1000))).median_ms > 0
+    """)
+    result = pytester.runpytest_subprocess("--attnbench-device=cpu", "--attnbench-max-seconds=0.1", "-p", "no:xdist")
+    result.assert_outcomes(passed=1)
+    lines = ["*= attnbench =*", "test_speed: measured in turn*", "*two*slower*", "test_speed: fn:*"]
+    result.stdout.fnmatch_lines(lines)

@@ -1,0 +1,145 @@
+"""The house has rooms, and arrows between them: DESIGN.md's table, held by walking the imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "attnbench"
+OPEN = {"errors", "record"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "record": set(),
+    "stats": set(),
+    "machine": set(),
+    "workloads": set(),
+    "kernels": set(),
+    "backends": {"workloads", "kernels"},
+    "check": {"workloads", "stats"},
+    "measure": {"stats", "machine"},
+    "suites": {"workloads", "backends"},
+    "worker": {"backends", "workloads", "check", "measure", "machine"},
+    "store": {"stats"},
+    "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "stats", "store"},
+    "report": {"store", "stats"},
+}
+FACES = {"cli", "api", "pytest_plugin", "__init__", "__main__"}
+"""May import every room; no room imports them."""
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path: Path, *, types_too: bool) -> set[str]:
+    """Every module of ours that a file imports, lazily or not, as full names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = set()
+    if not types_too:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                skipped |= {id(inner) for inner in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "attnbench"}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "attnbench":
+            assert node.level == 0
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if is_module(whole) else node.module)
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_a_room_imports_only_where_the_arrows_point(path: Path) -> None:
+    room = room_of(name_of(path))
+    if room in FACES:
+        return
+    # What only the type checker reads couples nobody at run time, but a room that names the type knows of the other.
+    allowed = MAY_IMPORT[room] | OPEN | {room, "__init__"}
+    wrong = {module for module in imports(path, types_too=False) if room_of(module) not in allowed}
+    assert not wrong, f"{room} may import {sorted(allowed)}"
+
+
+def test_every_room_is_in_the_map_and_in_design() -> None:
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} - {"cli"}
+    assert rooms == set(MAY_IMPORT) - OPEN
+    design = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    for room in rooms:
+        assert re.search(rf"`{room}/", design), f"{room} is not in DESIGN.md"
+
+
+def test_there_is_no_circle_between_modules() -> None:
+    graph = {name_of(path): imports(path, types_too=False) for path in modules()}
+    state: dict[str, int] = {}
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if state.get(module) == 2:
+            return
+        assert state.get(module) != 1, f"circle: {' -> '.join((*path, module))}"
+        state[module] = 1
+        for other in graph.get(module, ()):
+            if other != module:
+                visit(other, (*path, module))
+        state[module] = 2
+
+    for module in graph:
+        visit(module, ())
+
+
+def torch_free() -> list[str]:
+    rooms = {"errors", "record", "stats", "store", "report", "verdict", "suites", "cli", "machine"}
+    found = [name_of(path) for path in modules() if room_of(name_of(path)) in rooms]
+    found += [name_of(path) for path in modules() if path.name in ("case.py", "work.py")]
+    return [name for name in found if not name.endswith("__main__")]
+
+
+def test_what_reports_need_imports_without_torch_and_triton() -> None:
+    blocked = ("torch", "triton", "pandas", "sqlalchemy")
+    code = f"""
+import importlib, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Blocked())
+for name in {torch_free()!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(SOURCE.parent)})
+
+
+def test_no_room_has_a_name_that_says_nothing() -> None:
+    vague = {"utils", "helpers", "common", "misc", "manager"}
+    assert not [path for path in modules() if path.stem in vague]
+
+
+def test_files_keep_one_subject() -> None:
+    long = {name_of(path): lines for path in modules()
+            if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400}
+    assert not long
