@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from attnbench.record import Environment, Settings, Status
-from attnbench.report.page import PIPE_WIDTH, decimal_aligned, open_console
-from attnbench.report.table import render_run, render_tables
+from attnbench.report.page import decimal_aligned
+from attnbench.report.table import render_run
 from attnbench.store.derive import derive
 from made_up_run import H200, TFLOPS, make_case, make_group, make_lost, make_record, make_run, make_time
 
@@ -65,6 +65,7 @@ def test_an_old_terminal_gets_letters_it_can_show():
     text = printed(make_run(make_group(make_case(seqlen=128))), encoding="ascii")
     assert "median us" in text
     assert "+-" in text
+    assert max(map(len, printed(make_run(), width=30, encoding="ascii").splitlines())) <= 30
 
 
 def test_markup_in_names_is_text():
@@ -210,25 +211,7 @@ def test_a_run_of_nothing_prints_its_machine():
     ]
 
 
-# ── layouts of the seeds ───────────────────────────────────────────────────────────────────────────
-
-
-def test_a_seed_layout_prints_only_what_its_scripts_read(capsys):
-    run = make_run(make_group(make_case(), {"sdpa-flash": 300.0, "eager": 20.0, "sdpa": 300.1}), layout="seed-004")
-    text = printed(run, width=40, force_terminal=True, color_system="standard")
-    assert text.startswith("Implementation            Time (ms)       Memory (MB)     Speedup\n" + "-" * 80 + "\n")
-    assert "\x1b" not in text
-    said = " ".join(capsys.readouterr().err.split())
-    assert "seed-004: Flash Attention is torch's own SDPA flash: flash-attn-2 was not measured" in said
-    assert "no clear winner: " in said
-
-
-def test_our_tables_can_be_had_of_a_seed_suite_too():
-    stream = io.StringIO()
-    render_tables(derive(make_run(layout="seed-004")), Console(file=stream, width=140))
-    assert "median ms" in stream.getvalue()
-
-
-def test_a_pipe_is_wide(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert open_console().width == PIPE_WIDTH
+def test_a_run_with_a_seed_layout_has_our_tables_too():
+    lost = make_run([make_lost(make_case(), "a", Status.OOM, "too large")], layout="seed-001")
+    assert "oom  a  too large" in printed(lost)
+    assert "median ms" in printed(make_run(layout="seed-004"))

@@ -94,7 +94,7 @@ def _show(run: Run, output: Output, show: Show) -> Output:
     A suite with a seed's layout prints on stdout what the seed's program printed, for the scripts that
     read it; our own table and what follows goes to stderr then.
     """
-    from attnbench.report.table import render_tables
+    from attnbench.report.table import render_run
     from attnbench.store.layouts import load_layout
 
     timed = any(record.time is not None for record in run.records)
@@ -107,7 +107,7 @@ def _show(run: Run, output: Output, show: Show) -> Output:
     for note in layout.notes(run):
         output.note(note)
     beside = Output(results_to_stderr=True)
-    render_tables(run, beside.console())
+    render_run(run, beside.console())
     return beside
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +12,8 @@ if TYPE_CHECKING:
 
 PLAIN_LETTERS = str.maketrans({"µ": "u", "±": "+-", "·": ",", "×": "x", "…": "...", "≤": "<=", "°": ""})
 BETWEEN = "   "
-
-
-PIPE_WIDTH = 160
-"Characters of a line where there is no terminal: columns are dropped for eyes, not for files."
 STATUSES = {"skipped": "dim", "incorrect": "bold red"}
 LOST_STYLE = "red"
-
-
-def open_console(stderr: bool = False) -> Console:
-    """The console of stdout or stderr: as wide as the terminal, and wide where there is none."""
-    from rich.console import Console
-
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
-    return console
 
 
 class Paper:
@@ -75,9 +60,8 @@ class Paper:
         """A title with its conditions beside it, or below where the page is narrow."""
         title = self.text(words, "bold")
         fits = len(words) + len(BETWEEN) + len(conditions) <= self.width
-        title.append(
-            self.words(f"{BETWEEN if fits else chr(10)}{conditions}") if conditions else "", style="not bold dim"
-        )
+        if conditions:
+            title.append((BETWEEN if fits else "\n") + self.words(conditions), style="not bold dim")
         self.console.print(title)
 
     def item(self, label: str, text: str, style: str = "") -> None:
@@ -99,10 +83,6 @@ class Paper:
         for status, backend, reason in rows:
             table.add_row(self.text(status, STATUSES.get(status, LOST_STYLE)), self.text(backend), self.text(reason))
         self.console.print(table)
-
-    def verbatim(self, text: str) -> None:
-        """Text for scripts: neither wrapped nor coloured."""
-        self.console.out(self.words(text.rstrip("\n")), highlight=False)
 
 
 def decimal_aligned(texts: Sequence[str]) -> list[str]:

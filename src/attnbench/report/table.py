@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.record import Run
-from attnbench.report.page import Paper, decimal_aligned, open_console
+from attnbench.report.page import Paper, decimal_aligned
 from attnbench.store.block import Block, Column, Line, Lost
 from attnbench.store.blocks import arrange
 from attnbench.store.conditions import machine_words
-from attnbench.store.layouts import load_layout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,28 +19,13 @@ VERDICTS = {"faster": "green", "slower": "red", "same": "", "unclear": "yellow"}
 GAP = 2
 
 
-def render_run(run: Run, console: Console, *, aside: Console | None = None) -> None:
-    """Print the tables of a run; a suite with a seed's layout prints that layout's console text.
+def render_run(run: Run, console: Console) -> None:
+    """Print the tables of a run: a block a case, or one table where there are too many cases.
 
     Args:
         run: with its statistics derived (`store.derive`, `store.runfile.read`).
         console: colours and width are its own; piped output carries no codes.
-        aside: where notes go when scripts read the console text of a layout; not given: stderr.
     """
-    layout = load_layout(run.layout) if run.layout else None
-    text = layout.console(run) if layout else None
-    if layout is None or text is None:
-        render_tables(run, console)
-        return
-    Paper(console).verbatim(text)
-    paper = Paper(aside or open_console(stderr=True))
-    notes = [note for block in arrange(run).blocks for note in block.notes]
-    for note in dict.fromkeys([*layout.notes(run), *notes]):
-        paper.item("note", note, style="yellow")
-
-
-def render_tables(run: Run, console: Console) -> None:
-    """Print our own tables, whatever layout the suite has."""
     paper = Paper(console)
     page = arrange(run)
     _heading(run, paper)
@@ -70,12 +54,11 @@ def _block(block: Block, paper: Paper) -> None:
 
 
 def _table(block: Block, paper: Paper) -> Table:
-    texts = {column.key: _texts(column, block.lines) for column in block.columns}
+    texts = {column.key: [*map(paper.words, _texts(column, block.lines))] for column in block.columns}
     columns = _fitting(block.columns, texts, paper.width)
     table = paper.table()
     for column in columns:
-        table.add_column(paper.text(column.title), justify="right" if column.number else "left", no_wrap=True,
-                         overflow="ellipsis")  # fmt: skip
+        table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
     previous = None
     for index, line in enumerate(block.lines):
         cells = [paper.text(texts[column.key][index], _style(column, line)) for column in columns]
