@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from attnbench.backends import registry
-from attnbench.backends.base import Backend, Config
+from attnbench.backends.base import Backend, Config, module_exists
 from attnbench.backends.registry import all_backends, parse_selector, resolve, select, split_selectors
 from attnbench.errors import Unavailable, UsageError
 
 MINE = """
 from contextlib import contextmanager
-from attnbench.backends.base import Backend, Config
+from attnbench.backends.base import Backend, Config, module_exists
 class Mine(Backend):
     name = "{name}"; workload = "{workload}"; variant = "softmax"; install = "mine"
     def configs(self, case): return [Config("b64-w4"), Config("b128-w8")]
@@ -186,3 +186,21 @@ def test_resolve_unknown():
     with pytest.raises(UsageError, match=r"name=egaer is not known; .*did you mean eager"):
         resolve("egaer")
     assert isinstance(resolve("eager"), Backend)
+
+
+@pytest.mark.parametrize(("name", "there"), [
+    ("os.path", True), ("json.tool", True), ("xml.etree.cElementTwig", False), ("nowhere", False),
+    ("nowhere.at.all", False), ("json.tool.deeper", False), ("", False), ("..", False),
+])
+def test_modules_are_looked_for_without_importing_their_packages(name, there):
+    assert module_exists(name) is there
+
+
+def test_looking_for_a_module_runs_no_package(tmp_path, monkeypatch):
+    inner = tmp_path / "loud_package" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "loud_package" / "__init__.py").write_text("raise SystemExit('imported')")
+    (inner / "leaf.py").touch()  # inner is a namespace package
+    monkeypatch.syspath_prepend(tmp_path)
+    assert module_exists("loud_package.inner.leaf")
+    assert not module_exists("loud_package.inner.other")

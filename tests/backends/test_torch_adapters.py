@@ -1,10 +1,15 @@
 """eager and SDPA on the CPU against the reference: values, gradients, reload, nothing left set."""
 
+import warnings
+
 import pytest
 import torch
 
 from attnbench.backends.base import Machine
+from attnbench.backends.differentiable import Operands
+from attnbench.backends.mask import Mask
 from attnbench.backends.registry import all_backends
+from attnbench.backends.sdpa_call import Call, choice, pinned
 from attnbench.errors import Unsupported, WorkerError
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.inputs import make_inputs
@@ -212,3 +217,35 @@ def test_what_top_left_libraries_may_take():
     cudnn.check(case_of(causal=True, dtype="bf16"), hopper)
     cudnn.check(case_of(seqlen=20, seqlen_k=10, dtype="bf16"), hopper)
     all_backends()["sdpa-efficient"].check(case_of(causal=True, seqlen_k=64), hopper)
+
+
+def test_the_bottom_right_bias_of_a_gpu_is_right_here_too():
+    case = case_of(1, 17, 4, nheads_kv=2, seqlen_k=40, causal=True, mode="fwd")
+    inputs = make_inputs(case, seed=10, kind="normal", device="cpu")
+    call = Call.bottom_right(case, Mask.of(case))
+    assert call.lower_right
+    assert call.notes == ()
+    operands = Operands(case, inputs, heads_first=True)
+    launch = operands.launch(pinned("math", call.attend()))
+    launch.forward()
+    close(launch.outputs(), expected(case, inputs))
+    assert choice(call, operands) == "FLASH_ATTENTION"  # neither GPU kernel: torch makes a mask tensor
+
+
+def test_what_torch_says_against_a_kernel_is_passed_on(monkeypatch):
+    case = case_of(1, 9, 1, mode="fwd")
+    operands = Operands(case, make_inputs(case, seed=11, kind="normal", device="cpu"), heads_first=True)
+
+    def refuse(params, debug):
+        assert debug
+        assert [name for name, on in switches().items() if on] == ["cudnn"]
+        warnings.warn("cuDNN wants more. (Triggered internally at a/path.cpp:99.)", UserWarning, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", refuse)
+    before = switches()
+    words = f"sdpa-cudnn: case={case.id} is refused by torch: cuDNN wants more.; what torch says this kernel takes"
+    with pytest.raises(Unsupported) as refused:
+        all_backends()["sdpa-cudnn"]._ask(case, Call.of(case, Mask.of(case), operands.q.device), operands)
+    assert str(refused.value) == words
+    assert switches() == before

@@ -169,11 +169,11 @@ def module_exists(name: str) -> bool:
     first, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(first)
-        for depth in range(len(rest)):
+        for part in rest:
             if spec is None or spec.submodule_search_locations is None:
                 return False
-            below = ".".join([first, *rest[: depth + 1]])
-            spec = PathFinder.find_spec(below, spec.submodule_search_locations)
+            # Its last name only: by its full name a namespace package looks for its parent among the imported.
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     except (ImportError, ValueError, AttributeError):
         return False
     return spec is not None

@@ -23,12 +23,13 @@ Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 class Operands:
     """q, k, v and dout of one session.
 
-    Shapes are the workload's own: dense [B, S, H, D] or packed [T, H, D]; with `heads_first` dense
-    tensors are [B, H, S, D].  In a mode with a backward, q, k and v are leaves that want gradients.
+    Shapes are the workload's own: dense [B, S, H, D] or packed [T, H, D]; with `heads_first` they are
+    [B, H, S, D] and [1, H, T, D].  In a mode with a backward, q, k and v are leaves that want gradients.
     """
 
     def __init__(self, case: Any, inputs: Any, *, heads_first: bool = False) -> None:
         self.heads_first = heads_first
+        self.packed: bool = case.packed
         self.mode: str = case.mode
         self.trains = case.mode != "fwd"
         self.q, self.k, self.v = (self._own(x).requires_grad_(self.trains) for x in (inputs.q, inputs.k, inputs.v))
@@ -101,10 +102,14 @@ class Operands:
         return self._native(x.detach()).clone(memory_format=torch.contiguous_format)
 
     def _native(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2) if self.heads_first else x
+        if not self.heads_first:
+            return x
+        return x.transpose(0, 1)[None] if self.packed else x.transpose(1, 2)
 
     def _canonical(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2) if self.heads_first else x
+        if not self.heads_first:
+            return x
+        return x[0].transpose(0, 1) if self.packed else x.transpose(1, 2)
 
 
 def differentiable(fn: Attention, case: Any, inputs: Any, *, heads_first: bool = False, **options: Any) -> Launch:

@@ -1,0 +1,74 @@
+"""How the packages of the FlashAttention family are called; they differ in a name and a few limits.
+
+Each has ``flash_attn_func`` on [B, S, H, D] and ``flash_attn_varlen_func`` on packed [T, H, D], aligns
+causal and window to the bottom right and gives 0 for rows without a visible key.  Arguments go by
+name, and only where they are needed, because their order and number changed between versions.
+Older and newer builds return the output alone or in a tuple.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import Launch, module_exists
+from attnbench.backends.dense import DenseBackend
+from attnbench.backends.differentiable import Attention, differentiable
+from attnbench.backends.mask import Mask
+from attnbench.errors import Unavailable, Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FlashBackend(DenseBackend):
+    """One package of the family."""
+
+    modules: ClassVar[tuple[str, ...]]
+    "modules that hold the two functions, the first found is used"
+    unbounded: ClassVar[int | None] = -1
+    "how the package spells a window without an end"
+
+    def probe(self) -> None:
+        """Ask for the package without importing it.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if not any(map(module_exists, self.modules)):
+            raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors in the workload's own layout, dense or packed."""
+        module = importlib.import_module(next(filter(module_exists, self.modules)))
+        yield differentiable(self._bind(module, case, inputs), case, inputs)
+
+    def _bind(self, module: Any, case: Any, inputs: Any) -> Attention:
+        mask = Mask.of(case)
+        function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func
+        arguments: dict[str, Any] = {"softmax_scale": case.scale, "causal": mask.causal}
+        if case.packed:
+            arguments |= {name: getattr(inputs, name) for name in
+                          ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
+        if mask.window:
+            arguments["window_size"] = tuple(self.unbounded if bound == -1 else bound
+                                             for bound in (mask.left, mask.right))
+            _check_argument(self.name, function, "window_size", case.window)
+        return _first(function, arguments)
+
+
+def _first(function: Callable[..., Any], arguments: dict[str, Any]) -> Attention:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = function(q, k, v, **arguments)
+        return result[0] if isinstance(result, tuple) else result
+
+    return attend
+
+
+def _check_argument(who: str, function: Callable[..., Any], name: str, value: object) -> None:
+    if name not in inspect.signature(function).parameters:
+        raise Unsupported(refusal(who, "window", value, "is not an argument of this version", "none"))

@@ -1,0 +1,121 @@
+"""``flex``: FlexAttention under torch.compile, with a block mask made at set-up.
+
+Uncompiled, flex_attention is a dense reference; compiled a ninth shape of one function falls back to
+that with no more than a warning.  So every session compiles a function of its own, in one graph,
+where a fallback is an error.  Variable length is one packed sequence whose mask keeps documents apart.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch, Machine
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.differentiable import Attention, Operands
+from attnbench.backends.mask import Mask
+from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Flex(DenseBackend):
+    """On a CPU forward only; on a GPU head dimensions from 16."""
+
+    name = "flex"
+    title = "FlexAttention"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    compiles = True
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
+                    varlen=True, backward=True, capability=(7, 0))
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what torch has not implemented.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if machine.device == "cpu" and case.has_backward:
+            raise Unsupported(refusal(self.name, "mode", case.mode, "has no backward on a CPU", "fwd"))
+        for field, dim in (("headdim", case.headdim), ("headdim_v", case.headdim_v)):
+            if machine.device == "cuda" and dim < 16:
+                raise Unsupported(refusal(self.name, field, dim, "is too small on a GPU", "at least 16"))
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors [B, H, S, D], packed [1, H, T, D]; the first call compiles."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        operands = Operands(case, inputs, heads_first=True)
+        rule = mask_rule(case, inputs)
+        rows, keys = operands.q.shape[2], operands.k.shape[2]
+        block_mask = rule and create_block_mask(rule, None, None, rows, keys, device=str(operands.q.device))
+        scale, gqa = case.scale, case.nheads != case.nheads_kv
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return flex_attention(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=gqa)
+
+        yield operands.launch(compiled_alone(attend))
+
+
+def mask_rule(case: Any, inputs: Any) -> Callable[..., Tensor] | None:
+    """The mask as FlexAttention's ``mask_mod(b, h, q, k)``; None where every key is seen."""
+    import torch
+
+    mask = Mask.of(case)
+    left, right = mask.left, mask.right
+    if not case.packed:
+        shift = case.seqlen_k - case.seqlen
+
+        def dense(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            return _in_band(row + shift - key, left, right)
+
+        return None if mask.unbounded else dense
+    queries, keys = (torch.tensor(lengths, device=inputs.q.device) for lengths in zip(*case.sequences, strict=True))
+    documents = torch.arange(case.batch, device=inputs.q.device)
+    of_row, of_key = documents.repeat_interleave(queries), documents.repeat_interleave(keys)
+    # A row and a key of one document stand at these distances from its bottom-right corner.
+    row_at = inputs.cu_seqlens_q[1:][of_row] - torch.arange(len(of_row), device=inputs.q.device)
+    key_at = inputs.cu_seqlens_k[1:][of_key] - torch.arange(len(of_key), device=inputs.q.device)
+
+    def packed(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return (of_row[row] == of_key[key]) & _in_band(key_at[key] - row_at[row], left, right)
+
+    return packed
+
+
+def _in_band(distance: Tensor, left: int, right: int) -> Tensor:
+    """Whether a key that many places left of its query's position is seen."""
+    seen = distance >= -right if right != -1 else distance == distance
+    return seen if left == -1 else seen & (distance <= left)
+
+
+def compiled_alone(attend: Attention) -> Attention:
+    """Compile a function for one shape, sharing no cache of compiled shapes with any other.
+
+    torch.compile counts shapes by code object, which closures of one function share; and its
+    backward gives buffers away that a second backward of the same graph needs, unless told not to
+    while it compiles, which is in the first call.
+    """
+    import torch
+    from torch._functorch import config
+
+    alone = types.FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None,
+                               attend.__closure__)
+    compiled = torch.compile(alone, fullgraph=True, dynamic=False)
+    first = True
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        nonlocal first
+        if not first:
+            return compiled(q, k, v)
+        first = False
+        with config.patch(donated_buffer=False):
+            return compiled(q, k, v)
+
+    return call

@@ -1,0 +1,69 @@
+"""``sage1``: SageAttention 1, keys and queries in 8 bits, probabilities and values in fp16; inference only.
+
+Version 1.0.6 is the Triton one; 2.x has the same package name and other kernels, so the probe asks
+for a module that only 1.x has.  Its function swallows unknown arguments: there is no mask but
+causal, and the scale is ``sm_scale``.  It subtracts the mean of K from K in place, so after the first
+call this session's K has mean 0, which changes no result.  Its kernel without causal counts the
+padding of the last block of 64 keys as keys with score 0: with Sk not a multiple of 64 the
+comparison with the oracle shows how much that matters (at Sk = 129 a quarter of the output).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from attnbench.backends.base import Budget, Launch, Machine
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.differentiable import differentiable
+from attnbench.backends.mask import Mask
+from attnbench.errors import Unsupported, refusal
+
+
+class Sage1(DenseBackend):
+    """Smoothing of K, quantisation and attention are one call, and timed as one."""
+
+    name = "sage1"
+    title = "SageAttention 1"
+    install = "pip install sageattention==1.0.6"
+    module = "sageattention.attn_qk_int8_per_block_h96"
+    distribution = "sageattention"
+    limits = Limits(dtypes=ALL_DTYPES, headdims=(64, 96, 128), gqa=True, varlen=True, capability=(8, 0))
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the library would ignore or get wrong.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if case.packed and case.headdim == 96:
+            raise Unsupported(refusal(self.name, "headdim", 96, "has no variable length", "64 or 128"))
+
+    def budget(self, case: Any) -> Budget:
+        """Rounding q and k to 8 bits moves each weight by about 1 %.
+
+        Averaged over many keys that is at most 0.15 of the output's root mean square (emulated: int8
+        blocks of 128 and 64, S = 128 to 4096); a causal row with few keys errs by up to 0.05 of a
+        single value, whose size in units of that mean is sqrt(S / H_S).  The bounds are twice these.
+        """
+        if not Mask.of(case).causal:
+            return Budget(relative=0.3)
+        harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
+        return Budget(relative=max(0.3, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Tensors [B, S, H, D], which the library calls NHD, or packed [T, H, D]."""
+        library = importlib.import_module("sageattention")
+        common = {"is_causal": Mask.of(case).causal, "sm_scale": case.scale}
+        if case.packed:
+            attend = partial(library.sageattn_varlen, cu_seqlens_q=inputs.cu_seqlens_q,
+                             cu_seqlens_k=inputs.cu_seqlens_k, max_seqlen_q=inputs.max_seqlen_q,
+                             max_seqlen_k=inputs.max_seqlen_k, **common)
+        else:
+            attend = partial(library.sageattn, tensor_layout="NHD", **common)
+        yield differentiable(attend, case, inputs, notes=("subtracts the mean of K in place",))

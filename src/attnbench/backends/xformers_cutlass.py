@@ -1,0 +1,21 @@
+"""``xformers-cutlass``: xFormers with its CUTLASS kernel pinned, which torch carries too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnbench.backends.dense import ALL_DTYPES, Limits
+from attnbench.backends.xformers_call import XformersBackend
+
+
+class XformersCutlass(XformersBackend):
+    """Grouped heads are refused: xFormers runs each group on a stream of its own and joins them after."""
+
+    name = "xformers-cutlass"
+    title = "xFormers CUTLASS"
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, bottom_right=True, varlen=True, backward=True,
+                    capability=(5, 0), capability_below=(9, 1))
+
+    def operators(self, fmha: Any) -> tuple[Any, Any]:
+        """CUTLASS both ways."""
+        return fmha.cutlass.FwOp, fmha.cutlass.BwOp

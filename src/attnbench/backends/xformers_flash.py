@@ -1,0 +1,36 @@
+"""``xformers-flash``: xFormers with its flash kernel pinned (flash-attn where installed, else torch's copy)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnbench.backends.base import Machine
+from attnbench.backends.dense import Limits
+from attnbench.backends.xformers_call import XformersBackend
+from attnbench.errors import Unsupported, refusal
+
+
+class XformersFlash(XformersBackend):
+    """Grouped heads forward only; windows dense only."""
+
+    name = "xformers-flash"
+    title = "xFormers flash"
+    limits = Limits(max_headdim=256, headdim_multiple=8, gqa=True, window=True, bottom_right=True, empty_rows=True,
+                    varlen=True, backward=True, capability=(8, 0))
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the operator cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if case.has_backward and case.nheads != case.nheads_kv:
+            raise Unsupported(refusal(self.name, "nheads_kv", case.nheads_kv, "has no backward",
+                                      f"the nheads, {case.nheads}, or mode fwd"))
+        if case.packed and case.window is not None:
+            raise Unsupported(refusal(self.name, "window", case.window, "has no variable length", "none"))
+
+    def operators(self, fmha: Any) -> tuple[Any, Any]:
+        """Flash both ways."""
+        return fmha.flash.FwOp, fmha.flash.BwOp
