@@ -1,0 +1,137 @@
+"""How far one tensor is from the truth: by element, by row and by slice, streamed in chunks.
+
+A row is the last dimension (one query of one head), a slice all rows of one index of the dimension
+before it (one head of ``[B, S, H, D]``).  Rows and slices are judged by the share of their own norm:
+a largest absolute error says nothing of a row whose values are a tenth of the largest, which under a
+causal mask is most rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = {"cuda": 2**23, "cpu": 2**18}
+"Elements at a time: on a GPU enough to fill it, on a CPU what its caches hold."
+
+SLICE_ROWS = 64
+"A slice of fewer rows is not judged: it says no more than its worst element."
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The worst row or slice: the norm of its error over the norm of its truth."""
+
+    value: float
+    at: int
+    "flat index among the rows or slices"
+    least: float
+    "the divisor where the truth's own norm is smaller: the median's"
+    elements: int
+    "of one row or slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Distance of a tensor from the truth; `place` turns its flat indices into the tensor's own."""
+
+    numel: int
+    max_abs: float
+    worst: int
+    "flat index of `max_abs`"
+    over: int
+    "elements whose error is above the limit given"
+    rel_l1: float
+    "Σ|x - t| / Σ|t|; where the truth is all 0, / Σ|x|"
+    rmse: float
+    cosine: float
+    "1 where both are all 0, 0 where one is"
+    largest: float
+    "largest |t|"
+    rms: float
+    "root mean square of t"
+    row: Share
+    slice: Share | None
+    "None where slices are too small to judge"
+
+
+def measure(found: Tensor, truth: Tensor, *, limit: float = math.inf, floor: float = 0.0) -> Deviation:
+    """Measure `found` against `truth` on their device; neither is copied whole to fp64.
+
+    Args:
+        found: any floating dtype, finite, the shape of `truth`, at least one element.
+        truth: fp64 or fp32.
+        limit: errors above it are counted.
+        floor: size of an element below which errors are not taken relative to the truth.
+    """
+    width, lead = truth.shape[-1], tuple(truth.shape[:-1])
+    table, errors, norms = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
+    absolute, truth_abs, found_abs, dot, found_square, over = (math.fsum(row[i] for row in table) for i in range(6))
+    error_square, truth_square = errors.sum().item(), norms.sum().item()
+    max_abs, worst = max((row[7], -int(row[8])) for row in table)
+    scale = truth_abs or found_abs
+    both = math.sqrt(found_square * truth_square)
+    return Deviation(
+        numel=truth.numel(), max_abs=max_abs, worst=-worst, over=int(over),
+        rel_l1=absolute / scale if scale else 0.0,
+        rmse=math.sqrt(error_square / truth.numel()),
+        cosine=dot / both if both else float(found_square == truth_square),
+        largest=max(row[6] for row in table),
+        rms=math.sqrt(truth_square / truth.numel()),
+        row=_worst(errors, norms, floor, width),
+        slice=_worst_slice(errors.reshape(lead), norms.reshape(lead), floor, width),
+    )
+
+
+def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float]], Tensor, Tensor]:
+    """Nine sums and extremes of each chunk of rows, and Σ(x - t)² and Σt² of each row."""
+    import torch
+
+    rows, width = truth.shape
+    errors, norms = (torch.empty(rows, dtype=torch.float64, device=truth.device) for _ in range(2))
+    step = max(1, CHUNK["cuda" if truth.is_cuda else "cpu"] // width)
+    chunks = []
+    for start in range(0, rows, step):
+        span = slice(start, min(start + step, rows))
+        x, t = found[span].double(), truth[span].double()
+        error = (x - t).abs_()
+        errors[span], norms[span] = error.square().sum(-1), t.square().sum(-1)
+        top, at = error.reshape(-1).max(0)
+        # Read once at the end: asking the device for numbers chunk by chunk would wait for each.
+        chunks.append(torch.stack([
+            error.sum(), t.abs().sum(), x.abs().sum(), (x * t).sum(), x.square().sum(), (error > limit).sum().double(),
+            t.abs().max(), top, (at + start * width).double(),
+        ]))
+    return torch.stack(chunks).tolist(), errors, norms
+
+
+def _worst(errors: Tensor, norms: Tensor, floor: float, elements: int) -> Share:
+    roots = norms.sqrt()
+    least = max(roots.median().item(), floor * math.sqrt(elements))
+    # 0/0 is a row that is 0 and should be; anything else over 0 is wrong without measure.
+    shares = (errors.sqrt() / roots.clamp(min=least)).nan_to_num(nan=0.0, posinf=math.inf)
+    value, at = shares.max(0)
+    return Share(value.item(), int(at.item()), least, elements)
+
+
+def _worst_slice(errors: Tensor, norms: Tensor, floor: float, width: int) -> Share | None:
+    """Like `_worst`, of the slices of [..., slices] row sums; a single dimension is one slice."""
+    slices = errors.shape[-1] if errors.dim() > 1 else 1
+    rows = errors.numel() // slices
+    if rows < SLICE_ROWS:
+        return None
+    errors, norms = (values.reshape(rows, slices).sum(0) for values in (errors, norms))
+    return _worst(errors, norms, floor, rows * width)
+
+
+def place(flat: int, shape: tuple[int, ...]) -> list[int]:
+    """Index of a flat position in a shape."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, rest = divmod(flat, size)
+        index.insert(0, rest)
+    return index

@@ -1,0 +1,243 @@
+"""The examination of one open launch: right before it is timed, and again after.
+
+    launch on the first data          right? inputs untouched? finished when its stream is?
+    reload fresh data, launch         right, or still the old answer?
+    poison the outputs, launch        everything written? right a second time, with nothing reloaded?
+    reload the first data, launch     the state the timing starts from
+    … timing …
+    look, poison, launch              right as the timing left it, and right once more?
+
+A launch in mode bwd or fwd-bwd is the forward and then the backward.  Exceptions of the backend pass
+through: the worker knows whom to blame.  Settings that a launch leaves changed are put back and noted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from attnbench.check.compare import Comparison, Truth, compare, matches
+from attnbench.check.globals import GlobalState
+from attnbench.check.poison import bits, poison_free_memory, poison_outputs, unusable
+from attnbench.check.reference import Reference, References
+from attnbench.errors import AttnbenchError
+from attnbench.record import Error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.backends.base import Budget, Launch
+
+SETTLE_S = 0.03
+"Given to work on another thread of a CPU to show itself; a GPU is synchronised instead."
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an examination found."""
+
+    ok: bool
+    reason: str | None = None
+    "words for what is wrong, None where nothing is"
+    errors: Mapping[str, Error] = field(default_factory=dict)
+    "of each output that could be compared"
+    notes: tuple[str, ...] = ()
+
+
+class _Wrong(Exception):
+    """Ends an examination with its reason."""
+
+    def __init__(self, reason: str, errors: Mapping[str, Error] | None = None) -> None:
+        super().__init__(reason)
+        self.errors = errors or {}
+
+
+def examine(
+    launch: Launch, references: References, *, variant: str, budget: Budget,
+    announce: Callable[[str], None] = lambda phase: None,
+) -> Outcome:
+    """Examine a launch whose session was opened with the first inputs, before it is timed.
+
+    Leaves it with the first inputs loaded and one launch done.
+
+    Args:
+        launch: of the open session.
+        references: of the group.
+        variant: the function the backend computes.
+        budget: of the backend for this case.
+        announce: told what is about to be done, for the worker's blame.
+    """
+    return _Examination(launch, references, variant, budget, announce).run(_Examination.before)
+
+
+def recheck(
+    launch: Launch, references: References, *, variant: str, budget: Budget,
+    announce: Callable[[str], None] = lambda phase: None,
+) -> Outcome:
+    """Examine a launch again after it was timed; the first inputs are still loaded."""
+    return _Examination(launch, references, variant, budget, announce).run(_Examination.after)
+
+
+@dataclass(slots=True)
+class _Examination:
+    launch: Launch
+    references: References
+    variant: str
+    budget: Budget
+    announce: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, procedure: Callable[[_Examination], Mapping[str, Error]]) -> Outcome:
+        """Turn what a procedure returns or raises into an outcome."""
+        self.notes += self.references.notes
+        # The oracle first: its memory and its time are not the launch's.
+        for reference in (self.references.first, self.references.second):
+            self.notes += [note for note in reference.truth(self.variant).notes if note not in self.notes]
+        state = GlobalState.capture()
+        reason, errors = None, None
+        try:
+            errors = procedure(self)
+        except _Wrong as wrong:
+            reason, errors = str(wrong), wrong.errors
+        finally:
+            self.notes += state.restore()
+        return Outcome(reason is None, reason, errors, tuple(self.notes))
+
+    def before(self) -> Mapping[str, Error]:
+        first, second = self.references.first, self.references.second
+        self.announce("check: first data")
+        poison_free_memory(first.inputs.tensors().values(), self.references.device)
+        outputs = self._finished(settle=True)
+        errors = self._right(outputs, first)
+        self._untouched()
+
+        self.announce("check: fresh data")
+        self.launch.reload(second.inputs)
+        self._untouched("by reload: the session is to keep the new tensors, not to write into the old ones")
+        outputs = self._finished()
+        self._fresh(outputs)
+
+        self.announce("check: poisoned outputs")
+        self._right(self._poisoned(outputs), second, "wrong on a second call with the same inputs: ")
+        self._untouched()
+
+        self.announce("check: first data again")
+        self.launch.reload(first.inputs)
+        self._launch()
+        self._synchronise()
+        return errors
+
+    def after(self) -> Mapping[str, Error]:
+        first = self.references.first
+        self.announce("check: after timing")
+        self._synchronise()
+        self._untouched("while the group was timed")
+        words = "right before and wrong after timing: "
+        outputs = self.launch.outputs()
+        errors = self._right(outputs, first, words)
+        self._right(self._poisoned(outputs), first, words)
+        return errors
+
+    def _launch(self) -> None:
+        if self.launch.reset is not None:
+            self.launch.reset()
+        self.launch.call("fwd" if self.references.case.mode == "fwd" else "fwd-bwd")()
+
+    def _synchronise(self) -> None:
+        import torch
+
+        if self.references.device.type == "cuda":
+            torch.cuda.synchronize(self.references.device)
+
+    def _poisoned(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        poison_outputs(outputs, self._inputs())
+        poison_free_memory(outputs.values(), self.references.device)
+        return self._finished(settle=True)
+
+    def _inputs(self) -> list[Tensor]:
+        sets = (self.references.first.inputs, self.references.second.inputs)
+        return [tensor for inputs in sets for tensor in inputs.tensors().values()]
+
+    def _finished(self, *, settle: bool = False) -> Mapping[str, Tensor]:
+        """Launch, and hold what its own stream has done against what is there in the end."""
+        import torch
+
+        self._synchronise()
+        self._launch()
+        # On the launch's stream: behind its work, but not behind what it started elsewhere.
+        seen = {name: bits(tensor).clone() for name, tensor in self.launch.outputs().items()}
+        self._synchronise()
+        if settle and self.references.device.type == "cpu":
+            time.sleep(SETTLE_S)
+        outputs = self.launch.outputs()
+        for name, before in seen.items():
+            if not torch.equal(before, bits(outputs[name])):
+                count = int((before != bits(outputs[name])).sum())
+                raise _Wrong(f"{name}: unfinished work: {count} of {before.numel()} elements changed after the "
+                             "launch's stream was done; it does not wait for another stream or thread")
+        return outputs
+
+    def _untouched(self, words: str = "") -> None:
+        names = [*self.references.first.changed(), *self.references.second.changed()]
+        if names:
+            unique = ", ".join(dict.fromkeys(names))
+            raise _Wrong(f"changed inputs: {unique}{f' ({words})' if words else ''}")
+
+    def _right(self, outputs: Mapping[str, Tensor], reference: Reference, words: str = "") -> Mapping[str, Error]:
+        truth = reference.truth(self.variant)
+        found, result = self._compare(outputs, reference, truth, words)
+        if result.ok:
+            return result.errors
+        # Before the poison, which falls on these very outputs.
+        suspect = self._suspect(found, result, reference, truth)
+        # An unwritten part that holds something harmless shows itself only under poison.
+        if not words:
+            _check_form(self._poisoned(outputs), truth, words)
+        raise _Wrong(words + "; ".join(result.faults.values()) + suspect, result.errors)
+
+    def _fresh(self, outputs: Mapping[str, Tensor]) -> None:
+        """Right for the second data, and if not: is it the answer to the first?"""
+        first, second = self.references.first, self.references.second
+        truth = second.truth(self.variant)
+        _, result = self._compare(outputs, second, truth, "on fresh data: ")
+        if result.ok:
+            return
+        old = first.select(dict(outputs)), first.truth(self.variant).oracle
+        if matches(*old, truth, self.budget, result.faults):
+            raise _Wrong("cached answer: after new inputs the outputs are still those of the old ones: "
+                         f"{', '.join(result.faults)}", result.errors)
+        raise _Wrong("on fresh data: " + "; ".join(result.faults.values()), result.errors)
+
+    def _compare(
+        self, outputs: Mapping[str, Tensor], reference: Reference, truth: Truth, words: str
+    ) -> tuple[dict[str, Tensor], Comparison]:
+        import torch
+
+        _check_form(outputs, truth, words)
+        with torch.no_grad():
+            try:
+                found = reference.select({name: outputs[name].detach() for name in truth.oracle})
+            except AttnbenchError as wrong:
+                raise _Wrong(f"{words}{wrong}") from None
+            return found, compare(found, truth, self.budget)
+
+    def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:
+        workload, case = reference.workload, reference.case
+        for words, answer in workload.suspects(self.variant, case, reference.inputs, draw=reference.draw):
+            if matches(found, answer, truth, self.budget, result.faults):
+                return f"; matches {words}"
+        return ""
+
+
+def _check_form(outputs: Mapping[str, Tensor], truth: Truth, words: str) -> None:
+    """Refuse outputs that are missing, of another dtype, unwritten or not finite."""
+    for name in truth.oracle:
+        if name not in outputs:
+            raise _Wrong(f"{words}{name}: missing from the outputs ({', '.join(outputs)})")
+        if outputs[name].dtype != truth.dtype:
+            raise _Wrong(f"{words}{name}: dtype={outputs[name].dtype} is wrong; {truth.dtype}")
+    faults = [fault for name in truth.oracle if (fault := unusable(name, outputs[name].detach()))]
+    if faults:
+        raise _Wrong(words + "; ".join(faults))

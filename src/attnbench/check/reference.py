@@ -1,0 +1,156 @@
+"""What a group's backends are held against: the oracle on two sets of inputs, computed once.
+
+**Precision.**  The oracle runs in fp64 wherever a card has it at half or a third of its fp32 rate
+(compute capability 6.0, 7.0, 8.0, 9.0, 10.0) and on a CPU.  Other cards have 1/32 or 1/64: there it
+runs in fp32 for 16-bit cases, whose rounding step is at least 2¹³ times as large as fp32's, and still
+in fp64 for fp32 cases, which nothing less can judge.
+
+**Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
+workload draws whole (sequence, head) pairs by seed, corners always among them, and a note says so.
+The second set only has to differ from the first: an eighth of that memory is enough for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnbench.check.compare import Truth, make_truth
+from attnbench.check.poison import bits
+from attnbench.workloads.base import Draw, Inputs, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_BYTES = 2**31
+"Most memory of an oracle's results."
+
+KEPT_ON_DEVICE = 2**30
+"Copies of inputs larger than this are kept in host memory."
+
+FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+"Compute capabilities with fast fp64 (CUDA C++ programming guide, table of arithmetic throughput)."
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class Reference:
+    """One set of inputs with the answer to it, and a copy that shows whether the inputs were changed."""
+
+    def __init__(self, workload: Workload, case: Any, inputs: Inputs, *, draw: Draw) -> None:
+        import torch
+
+        self.workload, self.case, self.inputs, self.draw = workload, case, inputs, draw
+        self._truths: dict[str, Truth] = {}
+        tensors = inputs.tensors()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        place = None if size <= KEPT_ON_DEVICE else "cpu"
+        self._kept = {
+            name: tensor.detach().to(place or tensor.device, copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
+
+    def truth(self, variant: str) -> Truth:
+        """Oracle and plain evaluation for a variant, computed when first asked for."""
+        import torch
+
+        if variant not in self._truths:
+            dtype = getattr(torch, DTYPES[self.case.dtype])
+            device = next(iter(self.inputs.tensors().values())).device
+            oracle, plain = (
+                self.workload.oracle(variant, self.case, self.inputs, dtype=precision, draw=self.draw)
+                for precision in (oracle_dtype(self.case.dtype, device), dtype)
+            )
+            with torch.no_grad():
+                self._truths[variant] = make_truth(oracle, plain, dtype)
+        return self._truths[variant]
+
+    def changed(self) -> list[str]:
+        """Names of the inputs whose bits are no longer what they were, and put those back."""
+        import torch
+
+        names = []
+        with torch.no_grad():
+            for name, tensor in self.inputs.tensors().items():
+                kept = self._kept[name].to(tensor.device)
+                if not torch.equal(bits(tensor), bits(kept)):
+                    names.append(name)
+                    # Other backends of the group read the same tensors.
+                    tensor.detach().copy_(kept)
+        return names
+
+    def select(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of whole outputs that the oracle computed."""
+        return self.workload.select(self.case, outputs, self.draw)
+
+    def release(self) -> None:
+        """Free the oracle's memory; `truth` computes it again."""
+        self._truths.clear()
+
+    def harness(self) -> Iterator[Tensor]:
+        """Tensors that are the checker's own."""
+        yield from self._kept.values()
+        for truth in self._truths.values():
+            yield from truth.oracle.values()
+
+
+class References:
+    """The two sets of inputs of a group.
+
+    Sessions are opened and timed with the first.  The second is different data of the same shapes
+    (normal values even where the first are zeros: equal data catches nothing).
+
+    Args:
+        workload: of the case.
+        case: the problem.
+        first: inputs the sessions are opened with.
+        second: fresh data.
+        seed: of the draw.
+        max_bytes: of the first oracle's results; None for `MAX_BYTES` or a quarter of what is free.
+    """
+
+    def __init__(
+        self, workload: Workload, case: Any, first: Inputs, second: Inputs, *, seed: int = 0,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.case = case
+        self.device = next(iter(first.tensors().values())).device
+        room = min(MAX_BYTES, free_bytes(self.device) // 4) if max_bytes is None else max_bytes
+        draw = workload.draw(case, seed=seed, max_bytes=room)
+        self.first = Reference(workload, case, first, draw=draw)
+        self.second = Reference(
+            workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
+        self.notes = [] if draw.pairs is None else [
+            f"checked in part: {len(draw.pairs)} (sequence, head) pairs drawn with seed {seed}, the corners among them"]
+        precision = oracle_dtype(case.dtype, self.device)
+        if "64" not in str(precision):
+            self.notes.append("oracle in fp32: this card's fp64 is slow")
+
+    def release(self) -> None:
+        """Free the memory of both oracles, before memory is measured; they are computed again when needed."""
+        self.first.release()
+        self.second.release()
+
+    def held_bytes(self) -> int:
+        """Device memory that is the checker's: oracles, copies of inputs, and the second inputs."""
+        tensors = [*self.first.harness(), *self.second.harness(), *self.second.inputs.tensors().values()]
+        return sum(t.untyped_storage().nbytes() for t in tensors if t.device.type == self.device.type)
+
+
+def oracle_dtype(case_dtype: str, device: Any) -> Any:
+    """Precision of the oracle; the module says the rule."""
+    import torch
+
+    slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in FULL_RATE_FP64
+    return torch.float32 if slow and case_dtype != "fp32" else torch.float64
+
+
+def free_bytes(device: Any) -> int:
+    """Memory that can still be had on a device, what the allocator holds in reserve included."""
+    import torch
+
+    if device.type == "cuda":
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + int(reserve)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,194 @@
+"""Every misbehaviour is planted and must be named; the honest must pass."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from attnbench.backends.base import Budget, Launch
+from attnbench.check.examine import Outcome, examine, recheck
+from attnbench.check.reference import References
+from attnbench.errors import Unavailable
+from check import launches
+from check.launches import Altered, Buffered, Session, SumCase, SumWorkload
+
+WORKLOAD = SumWorkload()
+
+
+def references(case: SumCase, **options) -> References:
+    return References(WORKLOAD, case, *(WORKLOAD.inputs(case, seed=seed) for seed in (1, 2)), **options)
+
+
+def run(make, case: SumCase | None = None, **options) -> tuple[Outcome, Launch, References]:
+    case = case or SumCase()
+    group = references(case, **options)
+    launch = make(case, group.first.inputs).launch()
+    return examine(launch, group, variant="mean", budget=Budget()), launch, group
+
+
+def altered(alter):
+    return lambda case, inputs: Altered(case, inputs, alter)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("length", [1, 63, 129])
+@pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
+@pytest.mark.parametrize("session", [Session, Buffered])
+def test_the_honest_pass(dtype, length, mode, session):
+    case = SumCase(length=length, dtype=dtype, mode=mode)
+    outcome, launch, group = run(session, case)
+    assert outcome == Outcome(True, None, outcome.errors, ())
+    assert set(outcome.errors) == ({"out"} if mode == "fwd" else {"out", "dx"})
+    for error in outcome.errors.values():
+        assert error.ok
+        assert error.max_abs <= error.budget
+        assert error.cosine == pytest.approx(1, abs=1e-4)
+    after = recheck(launch, group, variant="mean", budget=Budget())
+    assert (after.ok, after.errors) == (True, outcome.errors)
+
+
+def test_the_launch_is_left_with_the_first_data():
+    _, launch, group = run(Session)
+    right = group.first.truth("mean").oracle["out"]
+    assert torch.allclose(launch.outputs()["out"].double(), right, atol=1e-6)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("make", "words"), [
+    (altered(lambda o: o["out"][1, 5, 2, 3].fill_(math.nan)),
+     r"out: NaN: 1 of 13158 elements, the first at \[1, 5, 2, 3\]"),
+    (altered(lambda o: o["dx"][0, 7].fill_(-math.inf)), r"dx: Inf: 51 of 13158 elements, the first at \[0, 7, 0, 0\]"),
+    (altered(lambda o: o["out"][1, 100, 1, 4].add_(0.5)),
+     r"out: wrong values: worst error 0\.5 \(budget .*\) at \[1, 100, 1, 4\]; 0\.0076 % of 13158 elements over budget"),
+    (altered(lambda o: o.pop("dx")), r"dx: missing from the outputs \(out\)"),
+    (altered(lambda o: o.update(out=o["out"].double())), r"out: dtype=torch.float64 is wrong; torch.float32"),
+    (altered(lambda o: o.update(out=o["out"][:, :-1])), r"out: shape=\[2, 128, 3, 17\] is wrong; \[2, 129, 3, 17\]"),
+    (launches.Unwritten, r"out: never written: 20 of 13158 elements, the first at \[1, 128, 1, 14\]"),
+    (launches.Cached, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
+    (launches.CachedCopy, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
+    (launches.ChangesInput, r"changed inputs: dout$"),
+    (launches.CopyingReload, r"changed inputs: x, dout \(by reload: the session is to keep the new tensors"),
+    (launches.Forgetful, r"wrong on a second call with the same inputs: out: wrong values"),
+])
+def test_misbehaviour_is_named(make, words):
+    outcome, _, group = run(make)
+    assert not outcome.ok
+    assert re.match(words, outcome.reason), outcome.reason
+    assert group.first.changed() == group.second.changed() == []  # put back for the other backends
+
+
+def test_work_left_to_a_thread_is_named(monkeypatch):
+    monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.3)
+    outcome, _, _ = run(launches.Late)
+    assert re.match(r"out: unfinished work: \d+ of 13158 elements changed after the launch's stream was done",
+                    outcome.reason)
+
+
+def test_a_known_mistake_is_named():
+    def backwards(case, inputs):
+        class Backwards(Session):
+            def compute(self):
+                answer = super().compute()
+                answer["out"] = launches.mean(self.inputs.x.flip(1), self.inputs.x, "fwd")["out"]
+                return answer
+        return Backwards(case, inputs)
+
+    outcome, _, _ = run(backwards)
+    assert outcome.reason.endswith("; matches a sum from the end")
+    assert not outcome.errors["out"].ok
+    assert outcome.errors["dx"].ok
+
+
+def test_a_stale_output_of_a_later_noop_is_seen_after_timing():
+    class Lazy(Buffered):
+        noop_after = 10
+
+    outcome, launch, group = run(Lazy)
+    assert outcome.ok
+    for _ in range(20):
+        launch.forward()
+    after = recheck(launch, group, variant="mean", budget=Budget())
+    assert after.reason.startswith("right before and wrong after timing: out: never written: 13158 of 13158 elements")
+
+
+def test_an_output_that_timing_spoilt():
+    class Tiring(Session):
+        def compute(self):
+            answer = super().compute()
+            if self.calls > 8:
+                answer["out"] *= 1.01
+            return answer
+
+    outcome, launch, group = run(Tiring)
+    assert outcome.ok
+    for _ in range(8):
+        launch.forward()
+    after = recheck(launch, group, variant="mean", budget=Budget())
+    assert after.reason.startswith("right before and wrong after timing: out: wrong values: worst error ")
+
+
+def test_inputs_changed_by_the_timed_calls():
+    outcome, launch, group = run(Session)
+    assert outcome.ok
+    group.first.inputs.x[0, 0] = 1.0
+    after = recheck(launch, group, variant="mean", budget=Budget())
+    assert after.reason == "changed inputs: x (while the group was timed)"
+    assert recheck(launch, group, variant="mean", budget=Budget()).ok
+
+
+def test_globals_are_put_back_and_noted():
+    outcome, _, _ = run(launches.SetsGlobals)
+    assert outcome.ok
+    notes = "\n".join(outcome.notes)
+    for words in ("grad mode (True -> False)", "default dtype (torch.float32 -> torch.float64)",
+                  "float32 matmul precision (highest -> medium)", "cudnn benchmark (False -> True)",
+                  "sdp flash (True -> False)",
+                  "number of threads (1 -> 2)", "CPU random generator (numbers were drawn)"):
+        assert f"global left changed: {words}" in notes.replace("state of the ", "")
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.get_num_threads() == 1
+
+
+def test_exceptions_pass_through_with_globals_put_back():
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run(launches.Raises)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_missing_backward_is_the_launch_s_own_refusal():
+    group = references(SumCase(mode="bwd"))
+    launch = Session(SumCase(), group.first.inputs).launch()
+    launch.backward = None
+    with pytest.raises(Unavailable, match="has no backward"):
+        examine(launch, group, variant="mean", budget=Budget())
+
+
+def test_a_drawn_part_is_noted_and_still_catches_unwritten_memory_elsewhere():
+    outcome, _, _ = run(Session, max_bytes=40_000)
+    assert outcome.ok
+    assert outcome.notes == (
+        "checked in part: 2 (sequence, head) pairs drawn with seed 0, the corners among them",)
+    hole = altered(lambda o: o["out"][0, 3, 1].fill_(math.nan))  # not a drawn pair
+    assert run(hole, max_bytes=40_000)[0].reason.startswith("out: NaN: 17 of 13158")
+
+
+def test_phases_are_announced_before_they_start():
+    group, said = references(SumCase()), []
+    launch = Session(SumCase(), group.first.inputs).launch()
+    examine(launch, group, variant="mean", budget=Budget(), announce=said.append)
+    assert said == [f"check: {phase}" for phase in ("first data", "fresh data", "poisoned outputs", "first data again")]
+
+
+def test_reset_comes_before_every_launch():
+    group = references(SumCase(mode="fwd"))
+    session, order = Session(SumCase(mode="fwd"), group.first.inputs), []
+    launch = session.launch()
+    launch.reset = lambda: order.append("reset")
+    launch.forward = lambda: (order.append("forward"), session.forward())
+    assert examine(launch, group, variant="mean", budget=Budget()).ok
+    assert order == ["reset", "forward"] * 4

@@ -1,0 +1,67 @@
+"""What one backend changes must not reach the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.check.globals import GlobalState
+
+
+def test_nothing_changed_says_nothing():
+    assert GlobalState.capture().restore() == []
+
+
+@pytest.mark.parametrize(("change", "note"), [
+    (lambda: torch.set_grad_enabled(False), "grad mode (True -> False)"),
+    (lambda: torch.set_default_dtype(torch.float16), "default dtype (torch.float32 -> torch.float16)"),
+    (lambda: torch.set_default_device("meta"), "default device (cpu -> meta)"),
+    (lambda: torch.use_deterministic_algorithms(True), "deterministic algorithms (0 -> 2)"),
+    (lambda: torch.set_autocast_enabled("cpu", True), "autocast of cpu (False -> True)"),
+    (lambda: torch.backends.cuda.enable_math_sdp(False), "sdp math (True -> False)"),
+    (lambda: torch.backends.cuda.enable_cudnn_sdp(False), "sdp cudnn (True -> False)"),
+    (lambda: setattr(torch.backends.cudnn, "deterministic", True), "cudnn deterministic (False -> True)"),
+    (lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+     "cuda matmul allow_fp16_reduced_precision_reduction (True -> False)"),
+    (lambda: torch.manual_seed(torch.initial_seed() + 1), "state of the CPU random generator (numbers were drawn)"),
+])
+def test_a_change_is_put_back_and_named(change, note):
+    state = GlobalState.capture()
+    change()
+    assert state.restore() == [f"global left changed: {note}"]
+    assert state.restore() == []
+
+
+@pytest.mark.parametrize(("change", "word"), [
+    (lambda: torch.set_float32_matmul_precision("high"), "float32 matmul precision (highest -> high)"),
+    (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+     "cuda matmul fp32 precision (tf32) (none -> tf32)"),
+    (lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+     "cuda matmul fp32 precision (tf32) (none -> tf32)"),
+    (lambda: setattr(torch.backends, "fp32_precision", "tf32"), "fp32 precision (none -> tf32)"),
+    (lambda: setattr(torch.backends.cudnn, "allow_tf32", False), "cudnn allow_tf32 (True -> False)"),
+])
+def test_the_old_and_the_new_precision_switches_are_put_back_together(change, word):
+    def seen():
+        return (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,
+                torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision,
+                torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cudnn.allow_tf32)
+
+    before, state = seen(), GlobalState.capture()
+    change()
+    assert any(note.startswith(f"global left changed: {word}") for note in state.restore())
+    assert seen() == before
+    assert state.restore() == []
+
+
+@pytest.mark.gpu
+def test_the_current_stream_and_the_generator_of_the_card():
+    torch.zeros(1, device="cuda")
+    state, stream = GlobalState.capture(), torch.cuda.current_stream()
+    torch.cuda.set_stream(torch.cuda.Stream())
+    torch.rand(1, device="cuda")
+    notes = state.restore()
+    assert [note.split(":")[1].split("(")[0].strip() for note in notes] == [
+        "current CUDA stream", "state of the random generator of cuda"]
+    assert torch.cuda.current_stream() == stream
+    assert state.restore() == []
