@@ -41,6 +41,7 @@ class Budget:
     ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step
     of that precision at the output's largest value; or ``relative`` × the output's root mean
     square, if that is larger (for kernels that compute in a lower precision by design).
+    `check.compare` states the whole rule: gradients, fp32, and what holds of rows and heads.
     """
 
     factor: float = 2.0

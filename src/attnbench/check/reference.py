@@ -13,7 +13,6 @@ The second set only has to differ from the first: an eighth of that memory is en
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from attnbench.check.compare import Truth, make_truth
@@ -88,12 +87,6 @@ class Reference:
         """Free the oracle's memory; `truth` computes it again."""
         self._truths.clear()
 
-    def harness(self) -> Iterator[Tensor]:
-        """Tensors that are the checker's own."""
-        yield from self._kept.values()
-        for truth in self._truths.values():
-            yield from truth.oracle.values()
-
 
 class References:
     """The two sets of inputs of a group.
@@ -131,11 +124,6 @@ class References:
         """Free the memory of both oracles, before memory is measured; they are computed again when needed."""
         self.first.release()
         self.second.release()
-
-    def held_bytes(self) -> int:
-        """Device memory that is the checker's: oracles, copies of inputs, and the second inputs."""
-        tensors = [*self.first.harness(), *self.second.harness(), *self.second.inputs.tensors().values()]
-        return sum(t.untyped_storage().nbytes() for t in tensors if t.device.type == self.device.type)
 
 
 def oracle_dtype(case_dtype: str, device: Any) -> Any:
