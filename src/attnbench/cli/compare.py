@@ -17,8 +17,8 @@ SUITE = "compare"
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     flags.add_shape(parser, note=(
-        "One value each. The environment variables BATCH, SEQLEN, NHEADS, HEADDIM replace the defaults of the flags "
-        "they are called after."))
+        "One value each; on a CPU the default of --dtype is fp32. The environment variables BATCH, SEQLEN, NHEADS, "
+        "HEADDIM replace the defaults of the flags they are called after."))
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)

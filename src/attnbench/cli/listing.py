@@ -56,16 +56,18 @@ def _show(what: str, rows: Rows) -> None:
 
 
 def _backends(args: argparse.Namespace) -> Rows:
+    from attnbench.machine.advice import install_line
+
     rows = []
     for name, backend in _chosen(args).items():
         missing = None
         try:
             backend.probe()
         except Unavailable as why:
-            missing = str(why)
+            missing = install_line(str(why))
         rows.append({"name": name, "workload": backend.workload, "installed": missing is None,
                      "version": backend.version() if missing is None else None, "tested": backend.tested,
-                     "install": backend.install, "devices": list(backend.devices), "title": backend.title,
+                     "install": install_line(backend.install), "devices": list(backend.devices), "title": backend.title,
                      "reason": missing})
     return rows
 
@@ -87,7 +89,7 @@ def _suites(args: argparse.Namespace) -> Rows:
     rows = []
     for name in [*suite_names(), *case_names()]:
         suite = load_suite(name, "cuda")
-        rows.append({"name": name, "workload": suite.workload, "title": suite.title, "layout": suite.layout})
+        rows.append({"name": name, "workload": suite.workload, "layout": suite.layout, "title": suite.title})
     return rows
 
 
@@ -102,7 +104,7 @@ def _workloads(args: argparse.Namespace) -> Rows:
 def _timers(args: argparse.Namespace) -> Rows:
     from attnbench.measure.timer import all_timers
 
-    return [{"name": one.name, "title": one.title, "devices": list(one.devices)} for one in all_timers().values()]
+    return [{"name": one.name, "devices": list(one.devices), "title": one.title} for one in all_timers().values()]
 
 
 def _layouts(args: argparse.Namespace) -> Rows:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,8 @@ def load_suite(name: str, device: str) -> Suite:
         suite = _build(document, device)
         chosen = tuple(case for case in suite.cases if case.name == name)
         if chosen:
-            return Suite(name=name, title=f"{name} of {suite.name}", workload=suite.workload, backends=suite.backends,
-                         baseline=suite.baseline, layout=suite.layout, settings=suite.settings, cases=chosen)
+            shape = ", ".join(f"{key} {str(value).lower()}" for key, value in chosen[0].values.items())
+            return replace(suite, name=name, title=f"of {suite.name}: {shape}", cases=chosen)
     raise unknown("attnbench", "suite", name, [*shipped, *case_names()])
 
 
