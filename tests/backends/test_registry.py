@@ -98,7 +98,7 @@ def test_two_of_one_name_are_refused_naming_both_places(tmp_path):
 
 def offer(monkeypatch, **entries):
     points = [importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in entries.items()]
-    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
 
 
 def module_of(name, **attributes):

@@ -106,7 +106,7 @@ class Backend(ABC):
     "which function it computes: names the oracle"
     title: ClassVar[str] = ""
     install: ClassVar[str]
-    "the line that installs it, or 'part of torch'"
+    "the line that installs it, or 'part of torch'; {max_jobs} is left for who shows it to fill in"
     module: ClassVar[str | None] = None
     "the very module the session imports, asked for with find_spec"
     distribution: ClassVar[str] = "torch"

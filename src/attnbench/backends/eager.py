@@ -1,4 +1,4 @@
-"""``eager``: attention as a textbook writes it in PyTorch, in four steps (matmul, mask, softmax, matmul).
+"""``eager``: attention as a textbook writes it in PyTorch, step by step (matmul, scale, mask, softmax, matmul).
 
 The scores are kept whole, [B, H, Sq, Sk]: this is what fused kernels are compared with, and what
 runs out of memory first.
@@ -43,7 +43,7 @@ class Eager(DenseBackend):
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if repeats > 1:
                 k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-            scores = (q * scale) @ k.transpose(-2, -1)
+            scores = (q @ k.transpose(-2, -1)) * scale
             if hidden is not None:
                 scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)

@@ -36,7 +36,8 @@ class FlashAttn3(FlashBackend):
 
     name = "flash-attn-3"
     title = "FlashAttention 3"
-    install = "MAX_JOBS={max_jobs} pip install --no-build-isolation ./flash-attention/hopper"
+    install = ("MAX_JOBS={max_jobs} pip install --no-build-isolation "
+               "'git+https://github.com/Dao-AILab/flash-attention.git@v2.8.3#subdirectory=hopper'")
     modules = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
     module = modules[0]
     distribution = "flash-attn-3"

@@ -171,12 +171,18 @@ def _everything(files: Sequence[str]) -> Iterator[tuple[str, Backend]]:
         if info.name not in (__name__, Backend.__module__):
             for cls in _classes(importlib.import_module(info.name)):
                 yield info.name, cls()
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in _entry_points():
         for backend in _from_entry_point(entry):
             yield f"entry point {entry.value}", backend
     for file in dict.fromkeys(files):
         for cls in _from_file(file):
             yield file, cls()
+
+
+@cache
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Read once a process: it opens the metadata of every installed package."""
+    return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
 def _classes(module: ModuleType) -> list[type[Backend]]:
