@@ -252,10 +252,31 @@ def test_every_list_is_a_table(attnbench, no_torch, what):
     assert len(answer.out.splitlines()) > 1
 
 
-def test_a_reader_who_goes_away_is_no_error(tmp_path):
+@pytest.mark.parametrize("words", ["list suites --json -", "list suites", "run --dry-run --device cpu", "--help"])
+def test_a_reader_who_goes_away_is_no_error(tmp_path, words):
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-m", "attnbench", "list", "suites", "--json", "-"], stdout=writing,
-                          stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-m", "attnbench", *words.split()], stdout=writing, stderr=subprocess.PIPE,
+                          text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, cwd=tmp_path)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_terminal_without_letters_is_no_error(tmp_path):
+    environ = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii"}
+    for words in ("list layouts --json -", "list layouts", "run minimal --dry-run --device cpu"):
+        done = subprocess.run([sys.executable, "-m", "attnbench", *words.split()], capture_output=True, text=True,
+                              env=environ, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_whole_way_with_a_worker(attnbench, saved):
+    words = ("run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 "
+             "--backends eager,sdpa --json -")
+    answer = attnbench(words)
+    assert answer.code == 0, answer.err
+    run = loads(answer.out)
+    assert [(record.backend, record.status, record.time.num_samples) for record in run.records] == [
+        ("eager", Status.PASSED, 3), ("sdpa", Status.PASSED, 3)]
+    assert all(record.errors["out"].ok for record in run.records)
+    assert read(saved()[0]) == run

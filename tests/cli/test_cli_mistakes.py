@@ -65,6 +65,7 @@ MISTAKES = [
     ("check --baseline sdpa", 2, r"attnbench check: flag=--baseline is not known; .*"),
     ("list", 2, r"attnbench list: WHAT is missing; see `attnbench list --help`"),
     ("list backend", 2, r"attnbench list: what=backend is not known; one of backends, .*; did you mean backends\?"),
+    ("list suites --backends sdpa", 2, r"attnbench list: --backends=sdpa does not narrow the list of suites; .*"),
     ("export", 2, r"attnbench export: RUN is missing; see `attnbench export --help`"),
     ("export ./cut.json", 2, r"attnbench export: there is no output; --csv PATH, .*, or --layout NAME \[--to PATH\]"),
     ("export ./cut.json --csv x --to y", 2, r"attnbench export: --to goes with --layout; .*"),

@@ -74,13 +74,15 @@ def _execute(run: Run, path: Path | None, files: tuple[str, ...], output: Output
 def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, show: Show) -> None:
     from attnbench.store.exports import export
 
+    # Files before the screen: whoever reads the table may leave in the middle of it.
+    written = [target for name, target in asked.items() if target != "-" and export(run, name, target)]
+    if path is not None:
+        written.insert(0, str(path))
     if not output.quiet:
         output = _show(run, output, show)
     for name, target in asked.items():
-        export(run, name, target)
-    written = [target for target in asked.values() if target != "-"]
-    if path is not None:
-        written.insert(0, str(path))
+        if target == "-":
+            export(run, name, target)
     if output.quiet:
         if path is not None:
             output.line(str(path))

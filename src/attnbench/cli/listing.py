@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import Unavailable, unknown
+from attnbench.errors import Unavailable, UsageError, refusal, unknown
 
 TABLE = ("name", "workload", "installed", "version")
 """What the table of backends shows first; --json has everything."""
@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what not in LISTS:
         raise unknown("attnbench list", "what", args.what, LISTS)
+    if args.backends and args.what not in ("backends", "configs"):
+        wrong = f"does not narrow the list of {args.what}"
+        raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, "list backends, list configs"))
     if args.json not in (None, "-"):
         check_writable(args.json)
     rows = LISTS[args.what](args)

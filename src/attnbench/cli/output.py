@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,13 +26,12 @@ class Output:
 
     def line(self, text: str) -> None:
         """Write a line of the result."""
-        stream = sys.stderr if self.results_to_stderr else sys.stdout
-        stream.write(text + "\n")
+        _write(sys.stderr if self.results_to_stderr else sys.stdout, text)
 
     def note(self, text: str) -> None:
         """Write a line that is not the result: an error, a remark."""
         sys.stdout.flush()
-        sys.stderr.write(text + "\n")
+        _write(sys.stderr, text)
         sys.stderr.flush()
 
     def flush(self) -> None:
@@ -43,9 +42,14 @@ class Output:
         """A console for tables, as wide as the terminal; where there is none, wide enough for all."""
         from rich.console import Console
 
+        class Plain(Console):
+            def on_broken_pipe(self) -> None:
+                """Let the edge answer, as for every other writer; rich would end the process with 1."""
+                raise BrokenPipeError
+
         stream = sys.stderr if self.results_to_stderr else sys.stdout
         fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-        return Console(file=stream, width=fixed, highlight=False, soft_wrap=False)
+        return Plain(file=stream, width=fixed, highlight=False, soft_wrap=False)
 
     def live_console(self) -> Console | None:
         """A console on stderr for a progress bar; None where nobody looks."""
@@ -54,3 +58,9 @@ class Output:
         from rich.console import Console
 
         return Console(stderr=True)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write a line; a letter that the terminal's encoding lacks must not end the command."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
