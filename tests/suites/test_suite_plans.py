@@ -8,7 +8,7 @@ from attnbench.errors import NothingToRun, UsageError
 from attnbench.record import Record, Status
 from attnbench.suites.estimate import estimate
 from attnbench.suites.load import NamedCase, Suite, load_suite
-from attnbench.suites.plan import Request, build, environment_axes, expand, parse_axis
+from attnbench.suites.plan import Request, build, environment_axes, expand, parse_axis, with_axes
 from attnbench.workloads.base import load_workload
 
 ATTENTION = load_workload("attention")
@@ -67,6 +67,16 @@ LISTED = (NamedCase(name="a", values={"seqlen": 512, "causal": True}),
 ])
 def test_on_listed_cases_a_flag_selects_and_sets_what_they_leave_open(asked, ids):
     assert list(expand(suite(axes={}, cases=LISTED), ATTENTION, asked)) == ids
+
+
+def test_axes_of_a_verb_replace_axes_and_leave_what_cases_state():
+    modes = {"mode": ("fwd", "fwd-bwd")}
+    crossed = expand(with_axes(suite(axes={"seqlen": (63,), "mode": ("bwd",)}), modes), ATTENTION, {})
+    assert [case.mode for case in crossed.values()] == ["fwd", "fwd-bwd"]
+    stated = (*LISTED, NamedCase(name="c", values={"seqlen": 7, "mode": "bwd"}))
+    listed = expand(with_axes(suite(axes={}, cases=stated), modes), ATTENTION, {})
+    assert [(case.seqlen, case.mode) for case in listed.values()] == [
+        (512, "fwd"), (512, "fwd-bwd"), (1024, "fwd"), (7, "bwd")]
 
 
 @pytest.mark.parametrize(("asked", "message"), [

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         raise unknown("attnbench list", "what", args.what, LISTS)
     if args.backends and args.what not in ("backends", "configs"):
         wrong = f"does not narrow the list of {args.what}"
-        raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, "list backends, list configs"))
+        accepted = "list backends, list configs"
+        raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, accepted))
     if args.json not in (None, "-"):
         check_writable(args.json)
     rows = LISTS[args.what](args)

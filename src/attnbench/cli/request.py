@@ -13,7 +13,7 @@ from attnbench.cli.flags import AXIS, backend_words
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
-from attnbench.suites.plan import Request, build, environment_axes, parse_axis
+from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
 from attnbench.workloads.base import load_workload
 
@@ -27,7 +27,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
         verb: the command.
         suite: name or path.
         fixed: fields of `record.Settings` that the verb decides.
-        axes: values that hold where neither a flag nor the environment gives any.
+        axes: values the verb has in place of a suite's, where no flag gives any.
 
     Raises:
         AttnbenchError: anything in the request that cannot be.
@@ -40,6 +40,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     asked_axes = _axis_words(args, who)
     device = resolve(settings.pop("device", "auto"))
     found = load_suite(suite, device.partition(":")[0])
+    found = with_axes(found, {name: values for name, values in (axes or {}).items() if name not in asked_axes})
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     for name in asked_axes:
         if name not in known:
@@ -48,7 +49,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     surroundings = {name: values for name, values in environment_axes(found, os.environ).items() if name not in given}
     selectors, files = backend_words(args.backends)
     request = Request(
-        suite=found, device=device, axes={**(axes or {}), **surroundings, **given},
+        suite=found, device=device, axes={**surroundings, **given},
         backends=selectors, skip=tuple(args.skip or ()), baseline=args.baseline,
         settings={**settings, **(fixed or {})}, files=files)
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,14 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
             name = flag or "--" + axis.name.replace("_", "-")
             raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", str(error))) from None
     return tuple(dict.fromkeys(values))
+
+
+def with_axes(suite: Suite, axes: Mapping[str, tuple[Any, ...]]) -> Suite:
+    """The suite with other values on some axes, where listed cases leave them open."""
+    if not suite.cases:
+        return replace(suite, axes={**suite.axes, **axes})
+    cases = (NamedCase(name=case.name, values=values) for case in suite.cases for values in _filled(case, axes))
+    return replace(suite, cases=tuple(cases))
 
 
 def environment_axes(suite: Suite, environ: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
