@@ -5,14 +5,21 @@ the same kernel entered twice (A/A), whose first median is "the time" and whose 
 Then two pairs with a known answer (A/B): a spin kernel of n and 1.01 n cycles, and a matmul looped
 100 and 101 times.  Writes everything, raw medians included, to one JSON file.
 
+The kernels under 30 µs are also timed by Nsight Compute, where it is there, with clocks left alone and
+caches flushed.
+
     python benchmarks/precision.py --out benchmarks/results/precision-h200.json
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +104,38 @@ def repeat(kernel: tuple, call: Callable[[], object], number: int, args: argpars
     }
 
 
+def by_ncu(launches: int = 20) -> dict[str, dict] | None:
+    """Durations of the short kernels as Nsight Compute reads them; None where it is not there."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return None
+    command = [ncu, "--csv", "--page", "raw", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
+               "--cache-control", "all", "-k", "regex:flash_fwd|fprop", sys.executable, __file__, "--out", "/dev/null",
+               "--launch", str(launches)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        return {"failed": {"output": (done.stdout + done.stderr)[-500:]}}
+    units, *rows = csv.DictReader(lines)
+    unit = units["gpu__time_duration.sum"]
+    times = [float(row["gpu__time_duration.sum"]) for row in rows]
+    found = {}
+    for index, kernel in enumerate(KERNELS[:4]):
+        part = times[index * (launches + 1) + 1 : (index + 1) * (launches + 1)]  # the first call warms up
+        found[str(kernel)] = {"unit": unit, "kernel": rows[index * (launches + 1)]["Kernel Name"][:60],
+                              "median": statistics.median(part), "launches": len(part)}
+    return found
+
+
+def launch_only(launches: int) -> None:
+    """What Nsight Compute watches."""
+    for kernel in KERNELS[:4]:
+        call = attention(*kernel)
+        for _ in range(launches + 1):
+            call()
+        torch.cuda.synchronize()
+
+
 def spread(values: list[float]) -> float:
     """(max - min) / median."""
     return (max(values) - min(values)) / statistics.median(values)
@@ -108,7 +147,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="sampling time of a pair")
     parser.add_argument("--rel-ci", type=float, default=0.0005)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--launch", type=int, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.launch:
+        launch_only(args.launch)
+        return
     settings = vars(args) | {"out": args.out.name}
     result: dict = {"environment": to_dict(environment("cuda")), "settings": settings, "aa": [], "ab": []}
     for kernel in KERNELS:
@@ -126,6 +169,8 @@ def main() -> None:
         rows = [ratio(pair(a, b, number, args.seconds, args.rel_ci)) for number in range(args.repeats)]
         result["ab"].append({"pair": name, "true": 1 / 1.01, "rows": rows})
         args.out.write_text(json.dumps(result, indent=1))
+    result["ncu"] = by_ncu()
+    args.out.write_text(json.dumps(result, indent=1))
     report(result)
 
 
@@ -142,6 +187,8 @@ def report(result: dict) -> None:
             f"n {middle['samples']:.0f}  {middle['total_s']:.2f} s  device {middle['device_s_per_backend']:.3f} s  "
             f"clock {rows[-1]['sm_mhz']} {rows[-1]['stopped_by']} {rows[-1]['notes']}"
         )
+    for name, found in (result.get("ncu") or {}).items():
+        print("ncu", name, found)
     for item in result["ab"]:
         ratios = [row["ratio"] for row in item["rows"]]
         right = sum(row["high"] is not None and row["high"] < 1 for row in item["rows"])

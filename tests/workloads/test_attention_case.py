@@ -282,3 +282,28 @@ def test_case_is_frozen_and_hashable():
     assert made in {made}
     with pytest.raises(AttributeError):
         made.batch = 2
+
+
+@given(
+    st.fixed_dictionaries({}, optional={
+        "batch": st.sampled_from([1, 3]), "seqlen": st.sampled_from([1, 200]), "seqlen_k": st.sampled_from([1, 200, 300]),
+        "nheads": st.sampled_from([4, 16]), "nheads_kv": st.sampled_from([2, 4]), "headdim_v": st.sampled_from([32, 64]),
+        "causal": st.booleans(), "window": st.sampled_from([None, [30, 0], [30, -1], [-1, 3]]),
+        "dtype": st.sampled_from(["fp32", "bf16"]), "mode": st.sampled_from(["fwd", "fwd-bwd"]),
+        "lengths": st.sampled_from(["full", "zipf"]),
+    })
+)
+def test_flags_name_the_case_whatever_the_defaults_are(values):
+    made = WORKLOAD.case(values)
+    words = WORKLOAD.flags(made)
+    read, names = {}, {f"--{axis.name.replace('_', '-')}": axis for axis in WORKLOAD.axes}
+    while words:
+        word = words.pop(0)
+        if word.startswith("--no-"):
+            read[word.removeprefix("--no-").replace("-", "_")] = False
+        elif names[word].boolean:
+            read[names[word].name] = True
+        else:
+            read[names[word].name] = names[word].parse(words.pop(0))
+    assert WORKLOAD.case(read) == made
+    assert {"batch", "seqlen", "nheads", "headdim", "causal", "dtype", "mode"} <= set(read)

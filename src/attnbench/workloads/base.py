@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from attnbench.errors import unknown
+from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
 
 if TYPE_CHECKING:
@@ -109,11 +109,14 @@ class Workload(ABC):
         return ()
 
     def flags(self, case: Any) -> list[str]:
-        """The shape flags that name this case on the command line; what the rest implies is left out."""
+        """The shape flags that name this case on the command line, whatever the defaults there are.
+
+        Only an axis that follows another one by default (seqlen_k) is left out where it does.
+        """
         values = case.to_dict()
-        for name in list(values):
-            fewer = {key: value for key, value in values.items() if key != name}
-            if self.case(fewer) == case:
+        for axis in self.axes:
+            fewer = {key: value for key, value in values.items() if key != axis.name}
+            if axis.default is None and self._means(fewer, case):
                 values = fewer
         words: list[str] = []
         for axis in self.axes:
@@ -126,6 +129,12 @@ class Workload(ABC):
                 value = values[axis.name]
                 words += [f"--{flag}", ":".join(map(str, value)) if isinstance(value, list) else str(value)]
         return words
+
+    def _means(self, values: Mapping[str, Any], case: Any) -> bool:
+        try:
+            return bool(self.case(values) == case)
+        except UsageError:  # the default does not go with the other values
+            return False
 
     def shrink(self, case: Any, factor: float) -> Any | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""

@@ -1,0 +1,91 @@
+"""The timers on a real card: they agree where they should, and the cache state is what it says."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attnbench.measure.memory import peak  # noqa: E402
+from attnbench.measure.sampling import Plan, sample  # noqa: E402
+from attnbench.measure.subject import Subject  # noqa: E402
+from attnbench.stats.ratio import paired_ratio  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def product(size: int):
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def measured(call, **plan):
+    call()
+    torch.cuda.synchronize()
+    plan = {"max_seconds": 0.3, "rel_ci": 0.002} | plan
+    return sample([Subject(name="a", call=call), Subject(name="b", call=call)], device="cuda:0", plan=Plan(**plan))
+
+
+def median(group) -> float:
+    return statistics.median(group.timings[0].samples_ms)
+
+
+def test_timers_agree_on_a_long_kernel() -> None:
+    call = product(4096)
+    times = {timer: median(measured(call, timer=timer)) for timer in ("cupti", "events", "graph", "wall")}
+    for timer, ms in times.items():
+        assert ms == pytest.approx(times["cupti"], rel=0.15 if timer == "wall" else 0.08), times
+
+
+def test_kernel_time_is_shorter_than_events_on_a_short_kernel() -> None:
+    call = product(128)
+    cupti, events = median(measured(call, timer="cupti")), median(measured(call, timer="events"))
+    assert cupti < events < cupti + 0.02
+
+
+def test_the_same_kernel_twice_is_the_same() -> None:
+    group = measured(product(4096), rel_ci=0.0005)
+    a, b = (dict(zip(t.rounds, t.samples_ms, strict=True)) for t in group.timings)
+    assert paired_ratio(a, b, tick=3.2e-5).ratio == pytest.approx(1.0, abs=0.002)
+
+
+def test_clocks_and_power_are_read() -> None:
+    group = measured(product(4096))
+    clocks = group.timings[0].sm_mhz
+    assert all(clock and 200 < clock < 4000 for clock in clocks)
+    assert group.power is None or all(watts is None or 0 < watts < 2000 for watts in group.power.watts)
+
+
+def test_a_cold_cache_is_colder_than_a_warm_one() -> None:
+    # 16 MB read and written once: it fits the L2 of every card this runs on, so only a flush makes it slow.
+    x, y = torch.randn(4 << 20, device="cuda").half(), torch.empty(4 << 20, device="cuda", dtype=torch.half)
+    cold, warm = (median(measured(lambda: y.copy_(x), l2=l2)) for l2 in ("cold", "warm"))
+    assert cold > 1.15 * warm
+
+
+def test_the_kernels_of_a_call_are_named_in_order() -> None:
+    x = torch.randn(1 << 20, device="cuda")
+    group = measured(lambda: x.exp().sum())
+    timing = group.timings[0]
+    assert len(timing.kernels) == len(timing.kernel_ms) >= 2
+    assert "exp" in timing.kernels[0]
+    assert "reduce" in timing.kernels[-1]
+    assert timing.busy_ms <= statistics.median(timing.samples_ms)
+
+
+def test_a_call_that_launches_nothing_is_refused() -> None:
+    from attnbench.errors import Unavailable
+
+    with pytest.raises(Unavailable, match="launched nothing"):
+        measured(lambda: None, timer="cupti")
+
+
+def test_peak_memory_is_the_calls_own() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    held = torch.ones(1 << 24, device="cuda")
+    found = peak(lambda: (x + 1) * 2, "cuda:0")
+    assert found.allocated == 2 * x.numel() * 4
+    assert found.reserved >= held.numel() * 4
