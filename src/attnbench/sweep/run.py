@@ -9,6 +9,7 @@ is measured by itself beside the baseline.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ from attnbench.record import PlannedGroup, Record, Run, Status
 from attnbench.store.derive import derive
 from attnbench.store.runfile import Writer
 from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.outcome import repro, without_paths
+from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.process import Loss, Worker
 
 MOST_LOSSES = 3
 """Workers lost in one group with nobody to blame before the group is given up."""
+
+APART = "measured apart: in a group with the others a worker was lost and nobody failed alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Event:
     done: int = 0
     "records written so far, of `total`"
     total: int = 0
+    sampling_s: float = 0.0
+    "wall time spent taking samples, so far"
     record: Record | None = None
 
 
@@ -72,7 +79,9 @@ class _Execution(AbstractContextManager["_Execution"]):
         self.writer = Writer(path) if path else None
         self.worker: Worker | None = None
         self.total = sum(len(group.backends) for group in run.plan)
-        self.group: PlannedGroup | None = None
+        self.sampling_s = 0.0
+        self.done: dict[str, Record] = {}
+        "final records of the group in flight"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -101,9 +110,8 @@ class _Execution(AbstractContextManager["_Execution"]):
     # ── one group ──────────────────────────────────────────────────────────────────────────────────
 
     def _group(self, group: PlannedGroup) -> None:
-        self.group = group
-        done: dict[str, Record] = {}
-        nobody = 0
+        self.done = {}
+        done, nobody = self.done, 0
         while pending := [name for name in group.backends if name not in done]:
             loss = self._measure(group, pending, done)
             if loss is None:
@@ -111,15 +119,25 @@ class _Execution(AbstractContextManager["_Execution"]):
             name = self._blamed(loss, pending)
             if name is None:
                 nobody += 1
-                if nobody == MOST_LOSSES:
+                # The harness has many timeouts for one step; it would take as long again.
+                if nobody == MOST_LOSSES or loss.status is Status.TIMEOUT:
                     done |= {one: self._failure(group, one, loss) for one in pending if one not in done}
-            elif loss.word.alone or len(pending) == 1:
-                done[name] = self._failure(group, name, loss)
-            elif not self._fails_alone(group, name, loss, done):
-                self._apart(group, pending, done)
+            if any(one not in done for one in pending if one != name):
+                # A group is one comparison: who passed is measured again, beside those that are left.
+                for one in [one for one, record in done.items() if record.status is Status.PASSED]:
+                    del done[one]
+            if name is None:
+                continue
+            if loss.word.alone or len(pending) == 1:
+                # What is wrong with it may be known already, and only its closing have ended the worker.
+                if name not in done or done[name].status is Status.PASSED:
+                    done[name] = self._failure(group, name, loss)
+            elif not self._fails_alone(group, name, done):
+                self._apart(group, done)
         records = tuple(done[name] for name in group.backends)
         derived = derive(dataclasses.replace(self.run, records=records)).records
         self.run = dataclasses.replace(self.run, records=(*self.run.records, *derived))
+        self.done = {}
         self._write()
 
     def _measure(self, group: PlannedGroup, names: Iterable[str], done: dict[str, Record]) -> Loss | None:
@@ -132,44 +150,57 @@ class _Execution(AbstractContextManager["_Execution"]):
 
         def keep(record: Record) -> None:
             done[record.backend] = dataclasses.replace(record, environment=index)
-            self._tell("record", group=group, record=record, extra=len(done))
+            self._tell("record", group=group, record=record)
 
         def word(word: Word) -> None:
             backend = part.backends[word.index] if 0 <= word.index < len(part.backends) else None
-            self._tell("word", text=word.phase, group=group, backend=backend, extra=len(done))
+            self._tell("word", text=word.phase, group=group, backend=backend)
 
         result = worker.measure(part, self.run.settings, self.files, on_record=keep, on_word=word)
         if isinstance(result, Loss):
             self._end_worker()
             return result
+        self.sampling_s += result
         return None
 
-    def _fails_alone(self, group: PlannedGroup, name: str, loss: Loss, done: dict[str, Record]) -> bool:
+    def _fails_alone(self, group: PlannedGroup, name: str, done: dict[str, Record]) -> bool:
         """Measure a suspect by itself; whether it was the culprit, which then has its record."""
         trial: dict[str, Record] = {}
         again = self._measure(group, [name], trial)
-        if again is not None:
-            done[name] = self._failure(group, name, again)
-            return True
-        if trial[name].status is not Status.PASSED:
-            done[name] = trial[name]
-            return True
-        return False
+        if again is not None and again.word.index != HARNESS:
+            trial[name] = self._failure(group, name, again)
+        if name not in trial or trial[name].status is Status.PASSED:
+            return False
+        done[name] = trial[name]
+        return True
 
-    def _apart(self, group: PlannedGroup, names: Sequence[str], done: dict[str, Record]) -> None:
-        """Each backend by itself beside the baseline: someone does harm that shows elsewhere."""
+    def _apart(self, group: PlannedGroup, done: dict[str, Record]) -> None:
+        """Each that is left by itself beside the baseline: someone does harm that shows elsewhere.
+
+        Where the harm is the baseline's, the others are measured without it.
+        """
         baseline = self.run.settings.baseline
-        note = "measured apart: in a group with the others a worker was lost and nobody failed alone"
-        for name in names:
+        began, rounds = time.monotonic(), max(map(rounds_taken, done.values()), default=0)
+        for name in sorted(group.backends, key=lambda one: one != baseline):
             if name in done:
                 continue
-            pair = [baseline, name] if baseline and baseline in names and name != baseline else [name]
-            found: dict[str, Record] = {}
-            loss = self._measure(group, pair, found)
-            if loss is not None:
-                found[name] = self._failure(group, name, loss)
-            record = found[name]
-            done[name] = dataclasses.replace(record, notes=(*record.notes, note))
+            attempts = [[name]]
+            if baseline is not None and baseline in done and done[baseline].status is Status.PASSED:
+                attempts.insert(0, [baseline, name])
+            started = time.monotonic()
+            for names in attempts:
+                self._end_worker()  # the harm may lie in the process
+                found: dict[str, Record] = {}
+                loss = self._measure(group, names, found)
+                if loss is None:
+                    break
+                found = {name: self._failure(group, name, loss)}
+            found = {one: moved(record, rounds=rounds, seconds=started - began) for one, record in found.items()}
+            rounds = max(rounds, *map(rounds_taken, found.values()))
+            done[name] = dataclasses.replace(found[name], notes=(*found[name].notes, APART))
+            if baseline in found and baseline != name:
+                done[baseline] = joined(done[baseline], found[baseline])
+        self._end_worker()
 
     def _blamed(self, loss: Loss, names: Sequence[str]) -> str | None:
         """The backend a loss names."""
@@ -178,8 +209,9 @@ class _Execution(AbstractContextManager["_Execution"]):
     def _failure(self, group: PlannedGroup, name: str, loss: Loss) -> Record:
         record = Record(
             workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
-            replicate=group.replicate, status=loss.status, reason=loss.reason,
+            replicate=group.replicate, status=loss.status, reason=without_paths(loss.reason),
             environment=len(self.run.environments) - 1 if self.run.environments else None,
+            repro=repro(group, self.run.settings, name, self.files),
         )
         self._tell("record", group=group, record=record)
         return record
@@ -217,7 +249,7 @@ class _Execution(AbstractContextManager["_Execution"]):
 
     def _tell(
         self, kind: str, *, text: str = "", group: PlannedGroup | None = None, backend: str | None = None,
-        record: Record | None = None, extra: int = 0,
+        record: Record | None = None,
     ) -> None:
         self.on_event(Event(kind, text, group.group if group else None, backend or (record and record.backend) or None,
-                            len(self.run.records) + extra, self.total, record))
+                            len(self.run.records) + len(self.done), self.total, self.sampling_s, record))

@@ -1,4 +1,4 @@
-"""`python -m attnbench.worker DEVICE BLAME-PAGE READ-FD WRITE-FD`: started by `worker.process` only."""
+"""`python -m attnbench.worker DEVICE PAGE-FD READ-FD WRITE-FD`: started by `worker.process` only."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import sys
 from attnbench.worker.serve import serve
 
 if __name__ == "__main__":
-    device, page, read_fd, write_fd = sys.argv[1:5]
-    sys.exit(serve(device, page, int(read_fd), int(write_fd)))
+    device, *handles = sys.argv[1:]
+    sys.exit(serve(device, *map(int, handles)))

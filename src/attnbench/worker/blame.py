@@ -12,15 +12,16 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from typing import IO, Self
+
+from attnbench.errors import NothingToRun, refusal
 
 _FORMAT = struct.Struct("<Qi48s")
 """Counter of words, index of the backend in the request, phase."""
 HARNESS = -1
 """Index of the harness itself: nobody's backend."""
 
-ALONE = ("probe", "set-up", "first call", "check", "memory")
+ALONE = ("probe", "set-up", "first call", "check", "memory", "closing")
 """Phases in which only the named backend can have done it: the device is synchronised after each.
 A phase may go into detail after a colon."""
 
@@ -40,22 +41,19 @@ class Word:
 
 
 class BlamePage:
-    """The page, in a file that both processes map."""
+    """The page, in a nameless file that both processes map."""
 
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        self.path = path
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._page = mmap.mmap(handle, mmap.PAGESIZE)
         self._count = 0
 
     @classmethod
     def create(cls) -> Self:
-        """A fresh page in the temporary folder (in memory where the system offers it)."""
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="attnbench-", suffix=".blame", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(bytes(mmap.PAGESIZE))
-        page = cls(Path(name))
+        """A fresh page; whoever goes last takes it with him, in whatever way he goes."""
+        with nameless_file() as file:
+            file.truncate(mmap.PAGESIZE)
+            page = cls(os.dup(file.fileno()))
         page.say(HARNESS, "start")
         return page
 
@@ -65,12 +63,27 @@ class BlamePage:
         _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode()[:48])
 
     def read(self) -> Word:
-        """Read the word; called by the parent."""
+        """Read the word; called by the parent, at any moment: a word half written is no error."""
         count, index, phase = _FORMAT.unpack_from(self._page, 0)
-        return Word(count, index, phase.rstrip(b"\0").decode())
+        return Word(count, index, phase.rstrip(b"\0").decode(errors="ignore"))
 
-    def close(self, *, remove: bool = False) -> None:
-        """Unmap; the parent also removes the file."""
+    def close(self) -> None:
+        """Unmap."""
         self._page.close()
-        if remove:
-            self.path.unlink(missing_ok=True)
+        os.close(self.handle)
+
+
+def nameless_file() -> IO[bytes]:
+    """A file without a name: in memory where the system offers that, else in the temporary folder.
+
+    Raises:
+        NothingToRun: neither can be had.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("attnbench"), "w+b")
+    try:
+        return tempfile.TemporaryFile("w+b")
+    except OSError as error:
+        raise NothingToRun(
+            refusal("worker", "TMPDIR", tempfile.gettempprefix(), f"cannot be written ({error})", "a folder for files")
+        ) from None

@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch, Machine
-from attnbench.backends.registry import resolve
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.examine import Outcome, examine, recheck
+from attnbench.check.globals import GlobalState
 from attnbench.check.reference import References
-from attnbench.errors import Unavailable, Unsupported
+from attnbench.errors import Unavailable, Unsupported, UsageError
 from attnbench.measure.memory import peak
-from attnbench.measure.sampling import Plan, Timing, sample
+from attnbench.measure.sampling import GroupTiming, Plan, sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
 from attnbench.measure.times import to_time
-from attnbench.record import Memory, PlannedGroup, PowerSeries, Record, Settings, Status
+from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
+from attnbench.worker.device import allocated, raise_if_lost, release, tidy
+from attnbench.worker.entry import Entry, globals_kept
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
+from attnbench.worker.parts import joined, moved, rounds_taken
+from attnbench.worker.protocol import TURN
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
     from attnbench.workloads.base import Workload
 
 MIB = 2**20
-
-
-class ContextLost(Exception):
-    """The GPU context answers nothing any more; the process must end."""
-
-    def __init__(self, index: int, phase: str, reason: str) -> None:
-        super().__init__(reason)
-        self.index, self.phase = index, phase
-
-
-@dataclass(slots=True, kw_only=True)
-class Entry:
-    """One backend of the group and what is known of it so far."""
-
-    index: int
-    "in the request; what the blame page says"
-    backend: Backend
-    builder: RecordBuilder
-    launch: Launch | None = None
-    closing: ExitStack = field(default_factory=ExitStack)
-    setup_ms: float = 0.0
-    first_call_ms: float = 0.0
-    session_bytes: int = 0
-    "what the session holds on the device between calls: its own inputs, workspaces, plans"
 
 
 class GroupRun:
@@ -75,170 +53,172 @@ class GroupRun:
         self.workload: Workload = load_workload(group.workload)
         self.case = self.workload.case(group.case)
         self.sampling_s = 0.0
+        self.baseline: tuple[Entry, Record] | None = None
+        "once it is measured, to be measured again in every later part"
+        self.rounds = 0
+        "taken in earlier parts"
+        self.began_s: float | None = None
 
     def carry_out(self) -> float:
-        """Measure the group; every backend ends as a record.  Returns the seconds spent sampling.
+        """Measure the group; every backend ends as a record, of two records of one the later holds.
+
+        Returns:
+            Seconds spent sampling.
 
         Raises:
             ContextLost: a backend left the GPU unusable.
         """
+        state = GlobalState.capture()
         entries = [entry for index, name in enumerate(self.group.backends) if (entry := self._probe(index, name))]
         # The sampler compares with its first.
         entries.sort(key=lambda entry: entry.builder.name != self.settings.baseline)
-        if entries:
-            self.page.say(HARNESS, "inputs")
-            self.inputs = self.workload.inputs(
-                self.case, seed=self.settings.seed, kind=self.settings.input, device=self.device
-            )
-            if self.settings.check:
-                self._prepare_check(entries)
-            for part in self._open_parts(entries):
-                with ExitStack() as closing:
-                    for entry in part:
-                        closing.callback(entry.closing.close)
-                    self._measure(part)
-        self._clean()
+        waiting = entries if entries and self._prepared(entries) else []
+        while waiting:
+            part, waiting = self._open_part(waiting)
+            waiting += self._measure(part)
+            for entry in part:
+                self._close(entry)
+            release(self.device)
+        state.restore()
+        tidy(self.device)
         return self.sampling_s
 
-    # ── which backends can run at all ──────────────────────────────────────────────────────────────
+    # ── which backends can run at all, and what they all need ──────────────────────────────────────
 
     def _probe(self, index: int, name: str) -> Entry | None:
-        """The backend, or None after its `skipped` record."""
-        self.page.say(index, "probe")
-        backend = resolve(name, self.case, files=self.files)
-        entry = Entry(index=index, backend=backend, builder=self._builder(name, backend))
+        """The backend, or None after its record."""
+        self._turn(index, "probe")
+        builder = RecordBuilder(
+            self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files)
         try:
+            # A file may do anything when it is imported: only its own backends are to suffer for it.
+            shipped = parse_selector(name)[0] in all_backends()
+            backend = resolve(name, self.case, files=() if shipped else self.files)
+            builder.of(backend)
             if self.machine.device not in backend.devices:
                 wanted = " and ".join(backend.devices)
                 raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
             backend.probe()
             backend.check(self.case, self.machine)
         except (Unavailable, Unsupported) as why:
-            self.on_record(entry.builder.failed(Status.SKIPPED, str(why)))
-            return None
-        return entry
+            self.on_record(builder.failed(Status.SKIPPED, str(why)))
+        except Exception as error:  # the edge: whatever a backend raises becomes its record
+            self.on_record(builder.failed(Status.FAILED, reason_of(error, "probe")))
+        else:
+            return Entry(index=index, backend=backend, builder=builder)
+        return None
 
-    def _builder(self, name: str, backend: Backend) -> RecordBuilder:
-        return RecordBuilder(self.group, self.settings, name, backend, self.workload, self.case, self.device)
-
-    def _prepare_check(self, entries: Sequence[Entry]) -> None:
-        """Compute the oracles first: their time is not a backend's, nor is their memory."""
-        self.page.say(HARNESS, "oracle")
-        fresh = self.workload.inputs(self.case, seed=self.settings.seed + 1, kind="normal", device=self.device)
-        self.references = References(self.workload, self.case, self.inputs, fresh, seed=self.settings.seed)
-        for variant in {entry.backend.variant for entry in entries}:
-            for reference in (self.references.first, self.references.second):
-                reference.truth(variant)
+    def _prepared(self, entries: Sequence[Entry]) -> bool:
+        """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
+        settings, oom = self.settings, False
+        try:
+            self.page.say(HARNESS, "inputs")
+            self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=self.device)
+            if settings.check:
+                self.page.say(HARNESS, "oracle")
+                fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=self.device)
+                self.references = References(self.workload, self.case, self.inputs, fresh, seed=settings.seed)
+                for variant in {entry.backend.variant for entry in entries}:
+                    for reference in (self.references.first, self.references.second):
+                        reference.truth(variant)
+            return True
+        except Exception as error:  # the edge: a case too large for this machine, or a mistake of the workload
+            phase = self.page.read().phase
+            reason, oom = reason_of(error, phase), out_of_memory(error) and phase == "inputs"
+            raise_if_lost(self.device, HARNESS, phase, reason)
+        for entry in entries:
+            self._end(entry, Status.OOM if oom else Status.FAILED, reason, "for the inputs")
+        return False
 
     # ── each alone: session, first call, check, memory ─────────────────────────────────────────────
 
-    def _open_parts(self, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-        """Open backends one by one and yield them in parts whose sessions fit in memory together.
+    def _open_part(self, waiting: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """Open one after another those whose sessions fit in memory together, and the rest.
 
-        A backend that runs out of memory beside others is opened once more alone; the baseline
-        stands in every part.
+        The first is alone: whoever runs out of memory then is never in the rest.  In a later part the
+        baseline joins it.
         """
-        open_entries: list[Entry] = []
-        waiting = list(entries)
-        while waiting:
-            entry = waiting.pop(0)
-            outcome = self._open(entry, alone=not open_entries)
+        part: list[Entry] = []
+        rest: list[Entry] = []
+        for entry in waiting:
+            if part and (entry.by_itself or part[0].by_itself):
+                rest.append(entry)
+                continue
+            outcome = self._open(entry, alone=not part)
             if outcome == "open":
-                open_entries.append(entry)
+                part = [*part, entry] if part else [*self._baseline_beside(entry), entry]
             elif outcome == "full":
-                yield open_entries
-                self._clean()
-                baseline = next((e for e in open_entries if e.builder.name == self.settings.baseline), None)
-                open_entries = []
-                waiting.insert(0, entry)
-                if baseline is not None:
-                    again = dataclasses.replace(baseline, launch=None, closing=ExitStack())
-                    again.builder.repeated = True
-                    if self._open(entry, alone=True) == "open":
-                        waiting.pop(0)
-                        open_entries.append(entry)
-                        if self._open(again, alone=False) == "open":
-                            open_entries.append(again)
-                    else:
-                        waiting.pop(0)
-        if open_entries:
-            yield open_entries
+                rest.append(entry)
+        return part, rest
+
+    def _baseline_beside(self, entry: Entry) -> list[Entry]:
+        """The baseline, opened once more for a later part; a note where it does not go."""
+        if self.baseline is None:
+            return []
+        again = self.baseline[0].again(repeated=True)
+        return [again] if not entry.by_itself and self._open(again, alone=False) == "open" else []
 
     def _open(self, entry: Entry, *, alone: bool) -> str:
         """Open one backend and see it through everything that is done alone: open, full, or ended."""
         builder = entry.builder
         try:
-            with self._globals_kept(builder):
+            with globals_kept([builder]):
                 self._first_call(entry)
-                if self.settings.check and not self._examine(entry):
-                    entry.closing.close()
-                    return "ended"
-                self._memory(entry)
+                outcome = self._examined(examine, entry, "check")
+                if outcome.ok:
+                    self._memory(entry)
+                    return "open"
+            status, reason = Status.INCORRECT, outcome.reason
         except (Unsupported, Unavailable) as why:
-            record = builder.failed(Status.SKIPPED, str(why))
-        except Exception as error:  # the edge: whatever a backend raises becomes its record
+            status, reason = Status.SKIPPED, str(why)
+        except Exception as error:  # the edge: see _probe
             phase = self.page.read().phase
-            if out_of_memory(error):
-                del error
-                self._abandon(entry)
-                if not alone:
-                    return "full"
-                record = builder.oom(self.machine.memory_bytes)
-            else:
-                record = builder.failed(Status.FAILED, reason_of(error, phase))
-                self._raise_if_lost(entry.index, phase, record.reason or "")
-        else:
-            return "open"
+            status, reason = Status.OOM if out_of_memory(error) else Status.FAILED, reason_of(error, phase)
+            if status is Status.FAILED:
+                raise_if_lost(self.device, entry.index, phase, reason)
+        # Only here: the exception held the frames of the backend, and they its memory.
         self._abandon(entry)
-        self.on_record(record)
+        if self.settings.check and (names := self.references.first.changed()):
+            entry.builder.note(f"changed inputs: {', '.join(names)} (put back)")
+        if status is Status.OOM and not alone:
+            return "full"
+        self._end(entry, status, reason)
         return "ended"
 
     def _first_call(self, entry: Entry) -> None:
-        self.page.say(entry.index, "set-up")
-        held = self._allocated()
+        self._turn(entry.index, "set-up")
+        held = allocated(self.device)
         started = time.perf_counter()
         entry.launch = entry.closing.enter_context(entry.backend.session(self.case, self.inputs))
-        self._synchronize()
+        synchronize(self.device)
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
-        entry.session_bytes = self._allocated() - held
+        entry.session_bytes = allocated(self.device) - held
+        entry.builder.note(*entry.launch.notes)
         self.page.say(entry.index, "first call")
         started = time.perf_counter()
-        self._run_once(entry.launch)
-        self._synchronize()
+        entry.run_once(self.case.mode)
+        synchronize(self.device)
         entry.first_call_ms = 1e3 * (time.perf_counter() - started)
 
-    def _run_once(self, launch: Launch) -> None:
-        """Forward, and backward where the case asks for it."""
-        if launch.reset:
-            launch.reset()
-        launch.forward()
-        if self.case.mode != "fwd":
-            launch.call("bwd")()
-
-    def _examine(self, entry: Entry) -> bool:
-        self.page.say(entry.index, "check")
-        outcome = self._checked(examine, entry)
-        entry.builder.errors = outcome.errors
-        return outcome.ok
-
-    def _checked(self, procedure: Callable[..., Outcome], entry: Entry) -> Outcome:
-        """Examine a launch; what is wrong becomes the record."""
+    def _examined(self, procedure: Callable[..., Outcome], entry: Entry, phase: str) -> Outcome:
+        """Examine a launch; what was found lands in the builder."""
+        if not self.settings.check:
+            return Outcome(True)
+        self.page.say(entry.index, phase)
+        builder = entry.builder
         outcome = procedure(
             entry.launch, self.references, variant=entry.backend.variant, budget=entry.backend.budget(self.case),
             announce=lambda phase: self.page.say(entry.index, phase),
         )
-        self._synchronize()
-        entry.builder.notes += [note for note in outcome.notes if note not in entry.builder.notes]
-        if not outcome.ok:
-            entry.builder.errors = outcome.errors
-            self.on_record(entry.builder.failed(Status.INCORRECT, outcome.reason or "incorrect"))
+        synchronize(self.device)
+        builder.note(*outcome.notes)
+        if outcome.errors:
+            builder.errors = outcome.errors
         return outcome
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
-        launch = entry.launch
-        assert launch is not None
-        found = peak(lambda: self._run_once(launch), self.device)
+        found = peak(lambda: entry.run_once(self.case.mode), self.device)
         inputs = sum(t.numel() * t.element_size() for t in self.inputs.tensors().values())
         reserved = None if found.reserved is None else found.reserved / MIB
         entry.builder.memory = Memory(
@@ -247,44 +227,65 @@ class GroupRun:
 
     # ── together: samples, then one more look at the outputs ───────────────────────────────────────
 
-    def _measure(self, part: list[Entry]) -> None:
+    def _measure(self, part: Sequence[Entry]) -> list[Entry]:
+        """Sample the sessions of a part; those that are to be measured once more, each by itself."""
         if not self.settings.measure:
             for entry in part:
                 self.on_record(entry.builder.passed_check())
-            return
-        while part:
+            return []
+        started = time.perf_counter()
+        self.began_s = started if self.began_s is None else self.began_s
+        left, group, apart = self._sampled(part)
+        if self.settings.check and len(left) > 1 and self.references.first.changed():
+            # Nobody knows whose doing it was.
+            return apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
+        if self.settings.baseline and self.settings.baseline not in (entry.builder.name for entry in left):
+            for entry in left:
+                entry.builder.note("no speed-up: measured without the baseline")
+        records = [self._finish(entry, position, group, started - self.began_s) for position, entry in enumerate(left)]
+        self.rounds = max(self.rounds, *(rounds_taken(record) for record in records if record), 0)
+        return apart
+
+    def _sampled(self, part: Sequence[Entry]) -> tuple[list[Entry], Any, list[Entry]]:
+        """Sample until nobody fails: those that did not, their times, and those whose memory did not suffice."""
+        left = list(part)
+        apart: list[Entry] = []
+        while left:
             try:
-                group = self._sample(part)
-                break
-            except Unavailable as why:
-                # A timer that cannot do one of them cannot compare them.
-                for entry in part:
-                    self.on_record(entry.builder.failed(Status.FAILED, str(why)))
-                return
+                return left, self._sample(left), apart
             except Exception as error:  # the edge: a call that raises while it is sampled
                 word = self.page.read()
-                reason = reason_of(error, word.phase)
-                self._raise_if_lost(word.index, word.phase, reason)
-                guilty = next(entry for entry in part if entry.index == word.index)
-                status = Status.OOM if out_of_memory(error) else Status.FAILED
-                self.on_record(guilty.builder.failed(status, reason))
-                part = [entry for entry in part if entry is not guilty]
-                self._abandon(guilty)
-        for position, entry in enumerate(part):
-            times = {name: timings[position] for name, timings in group.by_timer.items()}
-            self._finish(entry, group.timings[position], times, group.power)
+                reason, full = reason_of(error, word.phase), out_of_memory(error)
+                raise_if_lost(self.device, word.index, word.phase, reason)
+                guilty = next((entry for entry in left if entry.index == word.index), None)
+                if isinstance(error, Unavailable | UsageError):
+                    guilty = None
+            if guilty is None:
+                # The harness: a timer that cannot do one of them cannot compare them.
+                for entry in left:
+                    self._end(entry, Status.FAILED, reason)
+                return [], None, apart
+            left.remove(guilty)
+            self._abandon(guilty)
+            if full and left and not guilty.repeated:
+                apart.append(guilty.again(by_itself=True))
+            else:
+                self._end(guilty, Status.OOM if full else Status.FAILED, reason)
+        return [], None, apart
 
-    def _sample(self, part: Sequence[Entry]) -> Any:
+    def _sample(self, part: Sequence[Entry]) -> GroupTiming:
         settings = self.settings
-        subjects = [self._subject(entry) for entry in part]
         plan = Plan(
             timer=settings.timer, l2=settings.l2, regime=settings.regime, warmup=settings.warmup,
             iterations=settings.iterations, rel_ci=settings.rel_ci, max_seconds=settings.max_seconds,
             seed=settings.seed,
         )
         indices = [entry.index for entry in part]
-        group = sample(subjects, device=self.device, plan=plan,
-                       announce=lambda index, phase: self.page.say(indices[index], phase))
+        with globals_kept([entry.builder for entry in part], "while the group was sampled: "):
+            subjects = [self._subject(entry) for entry in part]
+            self._turn(HARNESS, "sampling")
+            group = sample(subjects, device=self.device, plan=plan,
+                           announce=lambda index, phase: self.page.say(indices[index], phase))
         self.sampling_s += group.sampling_s
         return group
 
@@ -292,32 +293,41 @@ class GroupRun:
         launch = entry.launch
         assert launch is not None
         if self.case.mode != "fwd":
+            self.page.say(entry.index, "set-up: forward")
             launch.forward()  # a backward alone uses the last forward
+            synchronize(self.device)
         return Subject(name=entry.builder.name, call=launch.call(self.case.mode), reset=launch.reset,
                        reported_ms=launch.reported_ms, capturable=launch.capturable)
 
-    def _finish(
-        self, entry: Entry, timing: Timing, times: dict[str, Timing], power: PowerSeries | None
-    ) -> None:
+    def _finish(self, entry: Entry, position: int, group: GroupTiming, seconds: float) -> Record | None:
         """Look at the outputs once more, time the phases, and write the record."""
-        if entry.builder.repeated:
-            return
         launch, builder = entry.launch, entry.builder
         assert launch is not None
         try:
-            if self.settings.check and not self._checked(recheck, entry).ok:
-                return
-            phases = self._phases(entry)
+            outcome = self._examined(recheck, entry, "check: after timing")
+            if not outcome.ok:
+                self._end(entry, Status.INCORRECT, outcome.reason)
+                return None
+            phases = {} if entry.repeated else self._phases(entry)
         except Exception as error:  # the edge: see _open
             word = self.page.read()
             reason = reason_of(error, word.phase)
-            self._raise_if_lost(entry.index, word.phase, reason)
-            self.on_record(builder.failed(Status.FAILED, reason))
-            return
+            raise_if_lost(self.device, entry.index, word.phase, reason)
+            self._end(entry, Status.FAILED, reason)
+            return None
         builder.executed_flops = launch.executed_flops
-        own = {name: to_time(one, entry.setup_ms, entry.first_call_ms) for name, one in times.items()}
-        self.on_record(builder.passed(to_time(timing, entry.setup_ms, entry.first_call_ms), timing,
-                                      timers=own, phases=phases, power=power))
+        timing = group.timings[position]
+        times = [timing, *(timings[position] for timings in group.by_timer.values())]
+        headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
+        record = builder.passed(headline, timing, timers=dict(zip(group.by_timer, own, strict=True)), phases=phases,
+                                power=group.power)
+        record = moved(record, rounds=self.rounds, seconds=seconds)
+        if self.baseline and entry.repeated:
+            record = joined(self.baseline[1], record)
+        if builder.name == self.settings.baseline:
+            self.baseline = entry, record
+        self.on_record(record)
+        return record
 
     def _phases(self, entry: Entry) -> dict[str, Any]:
         launch, settings = entry.launch, self.settings
@@ -327,63 +337,53 @@ class GroupRun:
         for subject in subjects:
             self.page.say(entry.index, f"phase {subject.name}")
             subject.call()
-        self._synchronize()
+        synchronize(self.device)
         plan = Plan(timer="wall" if settings.timer in ("auto", "all") else settings.timer, l2=settings.l2,
                     warmup=settings.warmup, iterations=settings.iterations, rel_ci=settings.rel_ci,
                     max_seconds=settings.max_seconds / 4, seed=settings.seed)
         group = sample(subjects, device=self.device, plan=plan,
                        announce=lambda index, phase: self.page.say(entry.index, phase))
-        self._run_once(launch)
+        entry.run_once(self.case.mode)
         return {timing.name: to_time(timing) for timing in group.timings}
 
-    # ── putting things back ────────────────────────────────────────────────────────────────────────
+    # ── how it ends, and putting things back ───────────────────────────────────────────────────────
 
-    @contextmanager
-    def _globals_kept(self, builder: RecordBuilder) -> Iterator[None]:
-        from attnbench.check.globals import GlobalState
+    def _turn(self, index: int, phase: str) -> None:
+        """Say whose turn it is, in the log too: what stands there before is not from this turn."""
+        self.page.say(index, phase)
+        with suppress(OSError, ValueError):  # a backend may have closed it
+            print(f"{TURN} {phase}", file=sys.stderr, flush=True)  # noqa: T201
 
-        before = GlobalState.capture()
-        try:
-            yield
-        finally:
-            builder.notes += before.restore()
+    def _end(self, entry: Entry, status: Status, reason: str | None, oom: str = "although alone") -> None:
+        """Write the record of a backend that did not pass."""
+        entry.ended = True
+        if entry.repeated:
+            return
+        builder = entry.builder
+        if status is Status.OOM:
+            self.on_record(builder.oom(self.machine.memory_bytes, oom))
+        else:
+            self.on_record(builder.failed(status, reason or status.value))
 
-    def _abandon(self, entry: Entry) -> None:
-        """Close a session that failed; what its closing raises no longer matters."""
+    def _close(self, entry: Entry) -> None:
+        """Close a session that was measured; what its closing raises is held against it."""
         entry.launch = None
+        self._turn(entry.index, "closing")
         try:
             entry.closing.close()
-        except Exception as error:  # the edge: its record is written already
-            entry.builder.notes.append(f"closing it raised {type(error).__name__}")
-        gc.collect()
-        self._empty_cache()
+            synchronize(self.device)
+        except Exception as error:  # the edge: see _open
+            reason = reason_of(error, "closing")
+            raise_if_lost(self.device, entry.index, "closing", reason)
+            if not entry.ended:
+                self._end(entry, Status.FAILED, reason)
 
-    def _synchronize(self) -> None:
-        synchronize(self.device)
-
-    def _raise_if_lost(self, index: int, phase: str, reason: str) -> None:
-        """A CUDA error that sticks makes every later call fail: only a new process helps."""
+    def _abandon(self, entry: Entry) -> None:
+        """Close a session that failed, whose reason is known: what its closing raises is a note."""
+        entry.launch = None
+        self._turn(entry.index, "closing")
         try:
-            self._synchronize()
-        except RuntimeError:
-            raise ContextLost(index, phase, reason) from None
-
-    def _allocated(self) -> int:
-        if self.machine.device != "cuda":
-            return 0
-        import torch
-
-        return int(torch.cuda.memory_allocated(self.device))
-
-    def _empty_cache(self) -> None:
-        if self.machine.device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
-
-    def _clean(self) -> None:
-        gc.collect()
-        if "torch._dynamo" in sys.modules:
-            # Each case compiles anew: without this the recompile limit turns later cases eager.
-            sys.modules["torch._dynamo"].reset()
-        self._empty_cache()
+            entry.closing.close()
+        except Exception as error:  # the edge: see _open
+            entry.builder.note(f"closing it raised {type(error).__name__}")
+        release(self.device)

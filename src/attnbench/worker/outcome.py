@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import shlex
 import statistics
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Backend
+from attnbench.backends.registry import all_backends, parse_selector
+from attnbench.errors import AttnbenchError
 from attnbench.measure.sampling import Timing
 from attnbench.record import Error, Memory, PlannedGroup, PowerSeries, Rate, Record, Settings, Status, Time, Work
-from attnbench.workloads.base import Workload
+from attnbench.workloads.base import Workload, load_workload
 
 LOWEST_SHRINK = 1 / 64
 
@@ -23,25 +26,36 @@ class RecordBuilder:
     """Gathers what becomes the record of one backend."""
 
     def __init__(
-        self, group: PlannedGroup, settings: Settings, name: str, backend: Backend, workload: Workload, case: Any,
-        device: str,
+        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Any, *, device: str,
+        files: Sequence[str],
     ) -> None:
-        self.group, self.settings, self.name, self.backend = group, settings, name, backend
-        self.workload, self.case, self.device = workload, case, device
+        self.group, self.settings, self.name = group, settings, name
+        self.workload, self.case, self.device, self.files = workload, case, device, files
+        self.version: str | None = None
+        self.config: str | None = None
+        self.source_hash: str | None = None
         self.errors: Mapping[str, Error] = {}
         self.notes: list[str] = []
         self.memory: Memory | None = None
         self.executed_flops: int | None = None
-        self.repeated = False
-        "opened once more as the baseline of another part: its record stands already"
+
+    def of(self, backend: Backend) -> None:
+        """Take from the backend what its record says of it."""
+        self.config = backend.config.short if backend.config else None
+        self.source_hash = source_hash(backend)
+        self.version = backend.version()
+
+    def note(self, *words: str) -> None:
+        """Add notes, each once."""
+        self.notes += [one for one in dict.fromkeys(words) if one not in self.notes]
 
     def failed(self, status: Status, reason: str) -> Record:
         """A record without a time."""
-        return self._record(status=status, reason=reason, errors=self.errors)
+        return self._record(status=status, reason=without_paths(reason), errors=self.errors)
 
-    def oom(self, memory_bytes: int | None) -> Record:
-        """Out of memory although alone; says what would fit."""
-        return self.failed(Status.OOM, f"out of device memory although alone{self._what_fits(memory_bytes)}")
+    def oom(self, memory_bytes: int | None, words: str = "although alone") -> Record:
+        """Out of memory; says what would fit."""
+        return self.failed(Status.OOM, f"out of device memory {words}{self._what_fits(memory_bytes)}")
 
     def passed_check(self) -> Record:
         """Correct; nothing was timed."""
@@ -67,31 +81,12 @@ class RecordBuilder:
         return Work(flops=work.flops, bytes=work.bytes, executed_flops=self.executed_flops)
 
     def _record(self, **fields: Any) -> Record:
-        config = self.backend.config
         fields.setdefault("notes", tuple(self.notes))
         return Record(
             workload=self.group.workload, case=self.group.case, case_id=self.group.case_id, group=self.group.group,
-            replicate=self.group.replicate, backend=self.name, version=self.backend.version(),
-            config=config.short if config else None, source_hash=source_hash(self.backend),
-            repro=self.repro(), **fields,
+            replicate=self.group.replicate, backend=self.name, version=self.version, config=self.config,
+            source_hash=self.source_hash, repro=repro(self.group, self.settings, self.name, self.files), **fields,
         )
-
-    def repro(self) -> str:
-        """The command that measures this row again."""
-        words = ["attnbench", "compare"]
-        if self.group.workload != "attention":
-            words += ["--workload", self.group.workload]
-        words += self.workload.flags(self.case)
-        wanted = [self.name]
-        if self.settings.baseline and self.settings.baseline != self.name:
-            wanted.insert(0, self.settings.baseline)
-        words += ["--backends", ",".join(wanted), "--device", self.settings.device]
-        defaults = Settings()
-        for field in ("timer", "l2", "regime", "warmup", "iterations", "input", "seed", "rel_ci", "max_seconds"):
-            value = getattr(self.settings, field)
-            if value != getattr(defaults, field) and value is not None:
-                words += [f"--{field.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-        return shlex.join(words)
 
     def _what_fits(self, memory_bytes: int | None) -> str:
         factor = 0.5
@@ -103,6 +98,26 @@ class RecordBuilder:
                 return f"; about {factor:g} of its memory: {' '.join(self.workload.flags(smaller))}"
             factor /= 2
         return "; no smaller case of this shape would fit"
+
+
+def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[str]) -> str:
+    """The command that measures one backend of a group again, beside the baseline."""
+    workload = load_workload(group.workload)
+    words = ["attnbench", "compare"]
+    if group.workload != "attention":
+        words += ["--workload", group.workload]
+    words += workload.flags(workload.case(group.case))
+    wanted = list(dict.fromkeys(one for one in (settings.baseline, name) if one))
+    shipped = all_backends()
+    if any(parse_selector(one)[0] not in shipped for one in wanted):
+        wanted += [Path(file).name for file in files]
+    words += ["--backends", ",".join(wanted), "--device", settings.device]
+    defaults = Settings()
+    for field in ("timer", "l2", "regime", "warmup", "iterations", "input", "seed", "rel_ci", "max_seconds"):
+        value = getattr(settings, field)
+        if value != getattr(defaults, field) and value is not None:
+            words += [f"--{field.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
 
 
 def percent_of_peak(work: Work, median_ms: float, dtype: str, device: str) -> float | None:
@@ -131,11 +146,18 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException, phase: str) -> str:
-    """One line: the phase, the exception, and the place in the backend's code that raised it."""
+    """One line: our own errors as they are, else the phase, the exception, and the place that raised it."""
+    if isinstance(error, AttnbenchError):
+        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__} during {phase}: {text[:400]}{where}"
+
+
+def without_paths(text: str) -> str:
+    """`text` with the last name of every absolute path: records name no folder of the machine."""
+    return re.sub(r"(?<![\w./:~-])~?/(?:[^\s/'\",:;()]+/)+", "", text)
 
 
 def source_hash(backend: Backend) -> str | None:

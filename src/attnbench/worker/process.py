@@ -12,20 +12,25 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.errors import RunFileError, WorkerError
 from attnbench.machine import child
 from attnbench.record import Environment, PlannedGroup, Record, Settings, Status, from_dict
-from attnbench.worker.blame import HARNESS, BlamePage, Word
-from attnbench.worker.protocol import PARENT, parse, send
+from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
+from attnbench.worker.outcome import without_paths
+from attnbench.worker.protocol import PARENT, TURN, parse, send
 
 POLL_S = 0.1
 START_S = 300.0
 """A worker that has not said `ready` by then never will: importing torch from a cold disk takes a minute."""
+
+HARNESS_PATIENCE = 10
+"""Timeouts the harness itself has for one step: an oracle may take longer than any backend."""
+LOG_TAIL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,17 @@ class Worker:
 
     def __init__(self, device: str) -> None:
         self.page = BlamePage.create()
-        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (lives as long as the worker)
+        self._log = nameless_file()
         to_worker, self._to = os.pipe()
         self._from, from_worker = os.pipe()
-        command = child.command("attnbench.worker", device, str(self.page.path), str(to_worker), str(from_worker))
+        handles = (self.page.handle, to_worker, from_worker)
+        command = child.command("attnbench.worker", device, *map(str, handles))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=(to_worker, from_worker),
+            pass_fds=handles,
             start_new_session=True,
             env={**child.environment(), PARENT: str(os.getpid())},
         )
@@ -119,29 +125,37 @@ class Worker:
             return self._loss()
         word, since = self.page.read(), time.monotonic()
         while True:
-            for message in self._read():
-                if message["say"] == "record":
-                    on_record(from_dict(Record, message["record"], "worker.record"))
-                elif message["say"] == "lost":
-                    self.close()
-                    lost = Word(word.count, int(message["index"]), str(message["phase"]))
-                    return Loss(Status.FAILED, lost, str(message["reason"]))
-                elif message["say"] == "done" and message["number"] == self._number:
-                    return float(message["sampling_s"])
+            try:
+                for message in self._read():
+                    if message["say"] == "record":
+                        on_record(from_dict(Record, message["record"], "worker.record"))
+                    elif message["say"] == "lost":
+                        self.close()
+                        lost = Word(word.count, int(message["index"]), str(message["phase"]))
+                        return Loss(Status.FAILED, lost, str(message["reason"]))
+                    elif message["say"] == "done" and message["number"] == self._number:
+                        return float(message["sampling_s"])
+            except (WorkerError, RunFileError) as error:
+                # Somebody wrote into the pipe: nothing more it says can be believed.
+                word = self.page.read()
+                self.close()
+                return Loss(Status.CRASHED, word, f"the worker's protocol broke during {word.phase}: {error}")
             now = self.page.read()
             if now != word:
                 word, since = now, time.monotonic()
                 on_word(word)
             if self._ended():
                 return self._loss()
-            if time.monotonic() - since > settings.timeout * (1 if word.index != HARNESS else 10):
+            patience = settings.timeout * (HARNESS_PATIENCE if word.index == HARNESS else 1)
+            if time.monotonic() - since > patience:
                 self.close()
-                return Loss(Status.TIMEOUT, word, f"no progress for {settings.timeout:g} s during {word.phase}")
+                return Loss(Status.TIMEOUT, word, f"no progress for {patience:g} s during {word.phase}")
 
     def close(self) -> None:
-        """Kill the process and release everything."""
+        """Kill the process, with what it started in its session, and release everything."""
         if self._process.poll() is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._selector.close()
         with contextlib.suppress(BrokenPipeError):
@@ -151,7 +165,7 @@ class Worker:
             self._from = -1
         if not self._log.closed:
             self._log.close()
-            self.page.close(remove=True)
+            self.page.close()
 
     def _read(self) -> list[dict[str, Any]]:
         """Messages that have come, waiting up to POLL_S for the first."""
@@ -161,7 +175,10 @@ class Worker:
         if not data:
             self._selector.unregister(self._from)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [parse(line.decode()) for line in lines]
+        messages = [parse(line) for line in lines]
+        if not all("say" in message for message in messages):
+            raise WorkerError("worker: a line of its protocol says nothing")
+        return messages
 
     def _ended(self) -> bool:
         """Whether the process is over and everything it said has been read."""
@@ -170,10 +187,17 @@ class Worker:
     def _loss(self) -> Loss:
         code = self._process.wait()
         word = self.page.read()
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        said = f"; its last line was: {lines[-1][:200]}" if lines else ""
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended the process with exit code {code}"
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_TAIL))
+        text = self._log.read().decode(errors="replace").rpartition(TURN)[2].partition("\n")[2]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = f"; its last line was: {without_paths(lines[-1])[:200]}" if lines else ""
+        how = f"killed by {_signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
         self.close()
         return Loss(Status.CRASHED, word, f"{how} during {word.phase}{said}")
 
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals but the first and the last have no name
+        return f"signal {number}"

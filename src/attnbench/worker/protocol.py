@@ -4,7 +4,7 @@ Parent to worker:
     {"do": "group", "number": 1, "group": PlannedGroup, "settings": Settings, "files": [...]}
 Worker to parent:
     {"say": "ready", "environment": Environment}
-    {"say": "record", "record": Record}                    final for this group
+    {"say": "record", "record": Record}                    of two of one backend the later holds
     {"say": "lost", "index": i, "phase": "...", "reason": "..."}   the context is poisoned; the worker ends
     {"say": "done", "number": 1, "sampling_s": s}
 The worker's standard output and error go to a log: libraries print what they like.
@@ -21,6 +21,9 @@ from attnbench.record import to_dict
 PARENT = "ATTNBENCH_PARENT"
 """Environment variable: the parent's process id, so that a worker orphaned before it could ask is caught."""
 
+TURN = "attnbench.worker: turn of"
+"""Begins a line in the log where another backend, or another phase of the group, takes its turn."""
+
 
 def send(stream: IO[str], **message: Any) -> None:
     """Write one message; dataclasses of `record` become plain data."""
@@ -28,7 +31,7 @@ def send(stream: IO[str], **message: Any) -> None:
     stream.flush()
 
 
-def parse(line: str) -> dict[str, Any]:
+def parse(line: str | bytes) -> dict[str, Any]:
     """Read one message.
 
     Raises:
@@ -36,8 +39,8 @@ def parse(line: str) -> dict[str, Any]:
     """
     try:
         message = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise WorkerError(f"worker: a line of its protocol is not JSON ({error.msg}): {line[:80]!r}") from None
+    except ValueError as error:
+        raise WorkerError(f"worker: a line of its protocol is not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(message, dict):
         raise WorkerError(f"worker: a line of its protocol is not an object: {line[:80]!r}")
     return message

@@ -7,30 +7,31 @@ import gc
 import os
 import signal
 import sys
-from pathlib import Path
+from typing import IO, Any
 
 from attnbench.backends.base import Machine
 from attnbench.errors import WorkerError
 from attnbench.machine.fingerprint import environment
 from attnbench.record import PlannedGroup, Settings, from_dict
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.group import ContextLost, GroupRun
+from attnbench.worker.device import ContextLost
+from attnbench.worker.group import GroupRun
 from attnbench.worker.protocol import PARENT, parse, send
 
 PR_SET_PDEATHSIG = 1
 
 
-def serve(device: str, page_path: str, read_fd: int, write_fd: int) -> int:
+def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     """Serve until the parent closes the pipe.
 
     Args:
         device: cpu, cuda or cuda:N; everything this process measures runs there.
-        page_path: file of the blame page.
+        page_fd: the blame page.
         read_fd: requests.
         write_fd: answers.
     """
     _die_with_parent()
-    page = BlamePage(Path(page_path))
+    page = BlamePage(page_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
         machine = _machine(device)
         send(answers, say="ready", environment=environment(device))
@@ -38,17 +39,8 @@ def serve(device: str, page_path: str, read_fd: int, write_fd: int) -> int:
             message = parse(line)
             if message.get("do") != "group":
                 raise WorkerError(f"worker: do={message.get('do')} is not known; group")
-            run = GroupRun(
-                from_dict(PlannedGroup, message["group"], "request.group"),
-                from_dict(Settings, message["settings"], "request.settings"),
-                files=message["files"],
-                device=device,
-                machine=machine,
-                page=page,
-                on_record=lambda record: send(answers, say="record", record=record),
-            )
             try:
-                sampling_s = run.carry_out()
+                sampling_s = _carry_out(message, device, machine, page, answers)
             except ContextLost as lost:
                 send(answers, say="lost", index=lost.index, phase=lost.phase, reason=str(lost))
                 # The context answers nothing any more: an orderly exit would hang in its destructors.
@@ -58,6 +50,20 @@ def serve(device: str, page_path: str, read_fd: int, write_fd: int) -> int:
             gc.freeze()
             send(answers, say="done", number=message["number"], sampling_s=sampling_s)
     return 0
+
+
+def _carry_out(message: dict[str, Any], device: str, machine: Machine, page: BlamePage, answers: IO[str]) -> float:
+    """Carry out one request; its tensors are gone when this returns."""
+    run = GroupRun(
+        from_dict(PlannedGroup, message["group"], "request.group"),
+        from_dict(Settings, message["settings"], "request.settings"),
+        files=message["files"],
+        device=device,
+        machine=machine,
+        page=page,
+        on_record=lambda record: send(answers, say="record", record=record),
+    )
+    return run.carry_out()
 
 
 def _machine(device: str) -> Machine:

@@ -1,0 +1,60 @@
+"""One backend of a group on its way to a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from attnbench.backends.base import Backend, Launch
+from attnbench.check.globals import GlobalState
+from attnbench.worker.outcome import RecordBuilder
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """One backend of the group and what is known of it so far."""
+
+    index: int
+    "in the request; what the blame page says"
+    backend: Backend
+    builder: RecordBuilder
+    launch: Launch | None = None
+    closing: ExitStack = field(default_factory=ExitStack)
+    setup_ms: float = 0.0
+    first_call_ms: float = 0.0
+    session_bytes: int = 0
+    "what the session holds on the device between calls: its own inputs, workspaces, plans"
+    by_itself: bool = False
+    "to be measured with nobody else open"
+    repeated: bool = False
+    "the baseline once more, beside those of a later part: how it ends here is not its record"
+    ended: bool = False
+    "with a record that is not passed"
+
+    def again(self, *, by_itself: bool = False, repeated: bool = False) -> Entry:
+        """The same backend, not open yet."""
+        return Entry(index=self.index, backend=self.backend, builder=self.builder, by_itself=by_itself,
+                     repeated=repeated)
+
+    def run_once(self, mode: str) -> None:
+        """Forward, and backward where the mode asks for it."""
+        launch = self.launch
+        assert launch is not None
+        if launch.reset:
+            launch.reset()
+        launch.forward()
+        if mode != "fwd":
+            launch.call("bwd")()
+
+
+@contextmanager
+def globals_kept(builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
+    """Put settings back that the block leaves changed, with a note for each of the builders."""
+    before = GlobalState.capture()
+    try:
+        yield
+    finally:
+        notes = [words + note for note in before.restore()]
+        for builder in builders:
+            builder.note(*notes)
