@@ -87,7 +87,7 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     assert loaded.run == made.run
     frame = loaded.to_pandas()
     assert frame["time.median_ms"].iloc[0] == pytest.approx(made.run.records[0].time.median_ms)
-    assert str(loaded).startswith("Forward Pass Results:")  # the layout of the suite
+    assert "sdpa-math" in str(loaded)
     cut = tmp_path / "cut.json"
     cut.write_text(path.read_text()[:100])
     with pytest.raises(RunFileError, match=r"cut\.json"):

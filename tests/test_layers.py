@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"workloads", "kernels"},
     "check": {"workloads", "stats"},
     "measure": {"stats", "machine"},
-    "suites": {"workloads", "backends"},
+    "suites": {"workloads", "backends", "machine"},
     "worker": {"backends", "workloads", "check", "measure", "machine"},
     "store": {"stats"},
     "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "stats", "store"},

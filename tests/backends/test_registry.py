@@ -58,7 +58,7 @@ def test_a_file_joins_and_is_run_once(tmp_path):
     path = write(tmp_path, "RUNS = []\n" + MINE.format(name="mine", workload="attention"))
     first, second = all_backends([path])["mine"], all_backends([path])["mine"]
     assert type(first) is type(second)
-    assert select(["mine,eager"], files=[path]) == ["mine", "eager"]
+    assert select(["mine,eager"], backends=all_backends([path])) == ["mine", "eager"]
     assert "mine" not in all_backends()
 
 
@@ -145,21 +145,22 @@ def test_select_expands_wildcards_in_order_and_once():
 
 
 def test_select_keeps_to_the_workload(tmp_path):
-    files = [mine(tmp_path, "theirs", "hstu")]
-    assert "theirs" not in select(["all"], workload="attention", files=files)
-    assert select(["*"], workload="hstu", files=files) == ["theirs"]
+    known = all_backends([mine(tmp_path, "theirs", "hstu")])
+    assert "theirs" not in select(["all"], workload="attention", backends=known)
+    assert select(["*"], workload="hstu", backends=known) == ["theirs"]
     with pytest.raises(UsageError, match="backends: name=theirs computes hstu; a backend of attention: eager, "):
-        select(["theirs"], workload="attention", files=files)
+        select(["theirs"], workload="attention", backends=known)
 
 
 def test_short_forms(tmp_path):
     files = [mine(tmp_path)]
+    known = all_backends(files)
     assert split_selectors("mine[a,b], eager ,,x") == ["mine[a,b]", "eager", "x"]
     assert parse_selector("mine[b64-w4]") == ("mine", "b64-w4")
-    chosen = select(["mine[b64-w4],mine[b128-w8],mine"], files=files)
+    chosen = select(["mine[b64-w4],mine[b128-w8],mine"], backends=known)
     assert chosen == ["mine[b64-w4]", "mine[b128-w8]", "mine"]
-    assert select(chosen, skip=["mine[b64-w4]"], files=files) == chosen[1:]
-    assert select(chosen, skip=["mine"], files=files) == []
+    assert select(chosen, skip=["mine[b64-w4]"], backends=known) == chosen[1:]
+    assert select(chosen, skip=["mine"], backends=known) == []
     assert resolve("mine[b128-w8]", files=files).config == Config("b128-w8")
     assert resolve("mine", files=files).config is None
     with pytest.raises(UsageError, match=r"mine: config=b64w4 is not known; one of b128-w8, b64-w4; did you mean b64"):

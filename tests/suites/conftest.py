@@ -9,7 +9,7 @@ import pytest
 from attnbench.backends import registry
 from attnbench.backends.base import Backend
 from attnbench.errors import Unavailable
-from attnbench.suites import estimate, plan
+from attnbench.suites import plan, strangers
 
 
 def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
@@ -30,9 +30,8 @@ def backends(monkeypatch):
              fake("sdpa-cudnn", cuda), fake("flash-attn-2", cuda, installed=False), fake("flex", compiles=True)]
     known = {one.name: one for one in found}
 
-    def all_backends(files=()):
-        return dict(known) | ({"mine": fake("mine")} if files else {})
-
-    for module in (registry, plan, estimate):
-        monkeypatch.setattr(module, "all_backends", all_backends)
+    for module in (registry, strangers):
+        monkeypatch.setattr(module, "all_backends", lambda: dict(known))
+    for module in (plan, strangers):
+        monkeypatch.setattr(module, "strangers", lambda files: {"mine": fake("mine")} if files else {})
     return known

@@ -2,8 +2,8 @@
 
 Backends come from three places: the files of this folder, the entry points of other packages in
 the group ``attnbench.backends`` (a class, or a module holding classes), and the files a user names
-(``--backends ./mine.py``).  Nothing here imports torch or a library: an adapter file imports
-neither, so listing every backend costs milliseconds.
+(``--backends ./mine.py``), which only workers and `describe`'s process import.  Nothing here imports
+torch or a library: an adapter file imports neither, so listing every backend costs milliseconds.
 
 A selector is ``name``, ``name[short-form]`` (a configuration of that backend), a wildcard such as
 ``sdpa-*``, or ``all``.
@@ -19,7 +19,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from functools import cache
@@ -63,7 +63,7 @@ def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
     """Every backend by name: this folder's, other packages', then the given files'.
 
     Args:
-        files: paths of Python files with `Backend` subclasses; each is run once a process.
+        files: paths of Python files with `Backend` subclasses; each is run, in this process, once.
 
     Raises:
         UsageError: a file does not import or holds no backend, or two backends share a name.
@@ -79,7 +79,8 @@ def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
 
 
 def select(
-    names: Iterable[str], *, skip: Iterable[str] = (), workload: str | None = None, files: Sequence[str] = ()
+    names: Iterable[str], *, skip: Iterable[str] = (), workload: str | None = None,
+    backends: Mapping[str, Backend] | None = None,
 ) -> list[str]:
     """Expand selectors into backend names, in the order asked for, each once.
 
@@ -87,7 +88,7 @@ def select(
         names: selectors, each possibly a comma list.
         skip: selectors of what to leave out; a bare name leaves out its configurations too.
         workload: only backends of this workload; one of another, asked for by name, is refused.
-        files: as for `all_backends`.
+        backends: to choose from, by name; None is `all_backends`.
 
     Returns:
         ``name`` or ``name[short-form]``, ready for `resolve`.
@@ -95,9 +96,9 @@ def select(
     Raises:
         UsageError: a selector is malformed, or means no backend (the nearest name is offered).
     """
-    backends = all_backends(files)
-    dropped = list(_expand(skip, backends, None))
-    chosen = dict.fromkeys(_expand(names, backends, workload))
+    known = all_backends() if backends is None else backends
+    dropped = list(_expand(skip, known, None))
+    chosen = dict.fromkeys(_expand(names, known, workload))
     return [one for one in chosen if one not in dropped and parse_selector(one)[0] not in dropped]
 
 
@@ -144,7 +145,7 @@ def parse_selector(text: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
-def _expand(selectors: Iterable[str], backends: dict[str, Backend], workload: str | None) -> Iterator[str]:
+def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
@@ -200,7 +201,7 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
             return [BrokenBackend(entry.name, f"entry point {entry.value} is not a Backend and holds none")]
         return [cls() for cls in classes]
     except Exception as error:  # an edge: a stranger's package may fail in any way, and must not end ours
-        reason = f"entry point {entry.value} does not import: {_one_line(error)}"
+        reason = f"entry point {entry.value} does not import: {one_line(error)}"
         return [BrokenBackend(entry.name, reason)]
 
 
@@ -211,7 +212,7 @@ def _from_file(file: str) -> list[type[Backend]]:
     try:
         module = _load(path)
     except (Exception, SystemExit) as error:  # an edge: the file is the user's and may fail in any way
-        wrong = f"does not import: line {_line_of(error, path)}: {_one_line(error)}"
+        wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
     classes = _classes(module)
     if not classes:
@@ -243,6 +244,7 @@ def _line_of(error: BaseException, path: Path) -> int | str:
     return lines[-1] if lines and lines[-1] else "?"
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An exception in one line: its type and words."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")

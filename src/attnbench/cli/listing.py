@@ -118,13 +118,14 @@ def _layouts(args: argparse.Namespace) -> Rows:
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
-    from attnbench.backends.registry import all_backends, select
+    from attnbench.backends.registry import select
+    from attnbench.suites.strangers import known_backends, strangers
 
     selectors, files = flags.backend_words(args.backends)
-    known = all_backends(files)
     if not selectors:
-        return known if not files else {name: one for name, one in known.items() if name not in all_backends()}
-    return {name: known[name] for name in map(_name, select(selectors, files=files))}
+        return strangers(files) if files else known_backends()
+    known = known_backends(files)
+    return {name: known[name] for name in map(_name, select(selectors, backends=known))}
 
 
 def _name(selector: str) -> str:

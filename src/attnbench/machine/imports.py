@@ -1,29 +1,21 @@
 """Whether a library really imports, tried in a process of its own.
 
 An import can crash, call ``exit()`` or hang; none of that reaches the caller.  The same file is the
-child: ``python -m attnbench.machine.imports MODULE ANSWER_FILE``.
+child: ``python -m attnbench.machine.imports ANSWER_FILE MODULE``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from attnbench.machine import child
+from attnbench.machine.child import LOOK_S, Question, reply
 
 TIMEOUT_S = 60.0
-LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,69 +41,38 @@ def try_imports(
         done: called with each module that ended.
     """
     waiting = list(dict.fromkeys(modules))
-    running: list[_Attempt] = []
+    running: dict[str, Question] = {}
     outcomes: dict[str, ImportOutcome] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                running.append(_Attempt(waiting.pop(0)))
-            for attempt in list(running):
-                outcome = attempt.outcome(timeout_s)
+                module = waiting.pop(0)
+                running[module] = Question("attnbench.machine.imports", module)
+            for module, question in list(running.items()):
+                outcome = _outcome(question, module, timeout_s)
                 if outcome is not None:
-                    outcomes[attempt.module] = outcome
-                    running.remove(attempt)
-                    attempt.end()
-                    done(attempt.module)
+                    outcomes[module] = outcome
+                    running.pop(module).end()
+                    done(module)
             time.sleep(LOOK_S)
     finally:  # Ctrl-C leaves no import behind
-        for attempt in running:
-            attempt.end()
+        for question in running.values():
+            question.end()
     return outcomes
 
 
-class _Attempt:
-    """One import under way."""
-
-    def __init__(self, module: str) -> None:
-        self.module = module
-        self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
-        self._answer, self._words = Path(self._folder.name) / "answer.json", Path(self._folder.name) / "stderr"
-        self._began = time.perf_counter()
-        with self._words.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                child.command("attnbench.machine.imports", module, str(self._answer)), env=child.environment(),
-                cwd=self._folder.name, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
-                start_new_session=True,
-            )
-
-    def outcome(self, timeout_s: float) -> ImportOutcome | None:
-        """How it ended, or None while it runs."""
-        code, seconds = self._process.poll(), time.perf_counter() - self._began
-        if code is None and seconds < timeout_s:
-            return None
-        if code is None:
-            return ImportOutcome("broken", f"import {self.module} did not end within {timeout_s:g} s", seconds)
-        if self._answer.exists():
-            told = json.loads(self._answer.read_text())
-            return ImportOutcome(told["state"], told["reason"], seconds)
-        return ImportOutcome("broken", _death(self.module, code, self._words), seconds)
-
-    def end(self) -> None:
-        """End what still runs of it, the processes it started included."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._folder.cleanup()
+def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome | None:
+    """How an import ended, or None while it runs."""
+    answer = question.answer(timeout_s)
+    if answer is None:
+        return None
+    if answer.end is not None:
+        return ImportOutcome("broken", f"import {module} {answer.end}", answer.seconds)
+    return ImportOutcome(answer.told["state"], answer.told["reason"], answer.seconds)
 
 
-def _death(module: str, code: int, words: Path) -> str:
-    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended the process with code {code}"
-    lines = [line.strip() for line in words.read_text(errors="replace").splitlines() if line.strip()]
-    return f"import {module} {how}" + (f": {lines[-1][:200]}" if lines else "")
-
-
-def _child(module: str, answer: Path) -> None:
-    """Import, write down how it went, and leave without waiting for anyone's exit handlers."""
+def _child(answer: str, module: str) -> None:
+    """Import, and write down how it went."""
     state, reason = "imported", None
     try:
         importlib.import_module(module)
@@ -122,10 +83,7 @@ def _child(module: str, answer: Path) -> None:
         reason = f"module {name} is not installed" if own else f"needs module {name}, which is not installed"
     except BaseException as error:  # a stranger's import may raise anything, SystemExit included
         state, reason = "broken", f"{type(error).__name__}: {_first_line(error)}"
-    part = answer.with_suffix(".part")
-    part.write_text(json.dumps({"state": state, "reason": reason}))
-    part.rename(answer)
-    os._exit(0)
+    reply(answer, {"state": state, "reason": reason})
 
 
 def _first_line(error: BaseException) -> str:
@@ -134,4 +92,4 @@ def _first_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], Path(sys.argv[2]))
+    _child(sys.argv[1], sys.argv[2])

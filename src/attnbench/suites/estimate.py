@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.backends.base import Backend
-from attnbench.backends.registry import all_backends, parse_selector
+from attnbench.backends.registry import parse_selector
 from attnbench.record import PlannedGroup, Run
+from attnbench.suites.strangers import known_backends
 from attnbench.workloads.base import load_workload
 
 WORKER_S = (2.0, 12.0)
@@ -49,7 +50,7 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
         files: paths of --backends files.
     """
     kind = run.settings.device.partition(":")[0]
-    backends = all_backends(files)
+    backends = known_backends(files)
     done = {(record.group, record.backend) for record in run.records}
     left = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
     workers = len({group.replicate for group in left})

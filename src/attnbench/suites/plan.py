@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Backend
-from attnbench.backends.registry import all_backends, parse_selector, select, split_selectors
+from attnbench.backends.registry import parse_selector, select, split_selectors
 from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unknown
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.load import NamedCase, Suite
 from attnbench.suites.settings import settle
+from attnbench.suites.strangers import known_backends, strangers
 from attnbench.workloads.base import Axis, Workload, load_workload
 
 
@@ -178,15 +179,14 @@ def _backends(request: Request) -> tuple[tuple[str, ...], str]:
     baseline that is not measured gives way to the first backend.
     """
     suite, kind = request.suite, request.device.partition(":")[0]
-    known = all_backends(request.files)
+    known = known_backends(request.files)
     asked = split_selectors(",".join(request.backends or suite.backends))
-    joined = [name for name in known if name not in all_backends()] if request.files else []
     names: list[str] = [] if request.baseline is None else [_one(request, request.baseline, known, kind)]
-    for selector in [*asked, *joined]:
+    for selector in [*asked, *strangers(request.files)]:
         wild = selector == "all" or "*" in selector or "?" in selector
-        meant = select([first_usable(selector, known, kind)], workload=suite.workload, files=request.files)
+        meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
         names += [name for name in meant if not wild or kind in known[name].devices]
-    dropped = set(select(request.skip, files=request.files)) if request.skip else set()
+    dropped = set(select(request.skip, backends=known)) if request.skip else set()
     kept = [name for name in dict.fromkeys(names) if not {name, parse_selector(name)[0]} & dropped]
     if not kept:
         wrong = f"leaves nothing to run on {kind}"
@@ -197,7 +197,7 @@ def _backends(request: Request) -> tuple[tuple[str, ...], str]:
 
 def _one(request: Request, selector: str, known: Mapping[str, Backend], kind: str) -> str:
     """The one backend a baseline means."""
-    meant = select([first_usable(selector, known, kind)], workload=request.suite.workload, files=request.files)
+    meant = select([first_usable(selector, known, kind)], workload=request.suite.workload, backends=known)
     if len(meant) != 1:
         wrong = f"means {len(meant)} backends"
         raise UsageError(refusal(request.suite.who, "baseline", selector, wrong, "one backend"))

@@ -1,0 +1,109 @@
+"""What a file of backends offers, told by a process that runs it to one that never does.
+
+`describe` imports the user's file and says in plain data what planning needs; `Described` stands for
+each of its backends where the plan is made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from attnbench.backends.base import Backend, Config, Launch
+from attnbench.backends.registry import all_backends, one_line
+from attnbench.errors import Unavailable, UsageError, refusal
+
+NAME = r"[^\s,|*?\[\]]+"
+TEXTS = ("workload", "variant", "title", "install")
+KINDS = ("cpu", "cuda")
+
+
+class Described(Backend):
+    """A backend of a user's file, as the process that ran it described it.  It plans; it cannot run."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        super().__init__()
+        for field in ("name", *TEXTS, "tested", "compiles"):
+            setattr(self, field, told[field])
+        self.devices = tuple(told["devices"])  # type: ignore[misc]  # one class stands for every described backend
+        self._told = told
+
+    def probe(self) -> None:
+        """Say what the file's own probe said.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if self._told["missing"] is not None:
+            raise Unavailable(self._told["missing"])
+
+    def version(self) -> str | None:
+        """Version of the library, as the file said it."""
+        version: str | None = self._told["version"]
+        return version
+
+    def configs(self, case: Any) -> Iterable[Config]:
+        """Configurations for the workload's default case, whatever `case` is."""
+        return [Config(short, values) for short, values in self._told["configs"].items()]
+
+    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+        """Refuse: only a worker runs it."""
+        raise Unavailable(f"{self.name}: it is described here, not imported; a worker runs it")
+
+
+def describe(file: str) -> list[dict[str, Any]]:
+    """Import a file and describe its backends in plain data, for `Described`.
+
+    Raises:
+        UsageError: it does not import, holds no backend, or one that breaks the contract.
+    """
+    shipped = all_backends()
+    try:
+        return [_description(backend, file) for name, backend in all_backends([file]).items() if name not in shipped]
+    except UsageError:
+        raise
+    except Exception as error:  # an edge: what builds a backend and answers for it is the user's code
+        wrong = f"cannot be described: {one_line(error)}"
+        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
+
+
+def _description(backend: Backend, file: str) -> dict[str, Any]:
+    def need(holds: bool, field: str, accepted: str) -> None:
+        if not holds:
+            where = f"{type(backend).__name__}.{field}={getattr(backend, field, 'nothing')!r}"
+            raise UsageError(refusal("backends", "file", file, f"has {where}", accepted))
+
+    name = getattr(backend, "name", None)
+    need(isinstance(name, str) and bool(re.fullmatch(NAME, name)) and name != "all", "name",
+         "a name without blanks, commas, brackets and wildcards")
+    for field in TEXTS:
+        need(isinstance(getattr(backend, field, None), str), field, "a text")
+    devices = backend.devices
+    need(isinstance(devices, tuple) and bool(devices) and set(devices) <= set(KINDS), "devices",
+         'a tuple of "cpu" and "cuda"')
+    missing = None
+    try:
+        backend.probe()
+    except Unavailable as why:
+        missing = str(why)
+    return {
+        "name": name, **{field: getattr(backend, field) for field in TEXTS}, "devices": list(devices),
+        "tested": backend.tested and str(backend.tested), "compiles": bool(backend.compiles), "missing": missing,
+        "version": backend.version() if missing is None else None,
+        "configs": {str(config.short): _plain(config.values) for config in _configs(backend)},
+    }
+
+
+def _configs(backend: Backend) -> Iterable[Config]:
+    from attnbench.workloads.base import load_workload, workload_names
+
+    known = backend.workload in workload_names()
+    return backend.configs(load_workload(backend.workload).case({})) if known else ()
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
+    return plain

@@ -1,0 +1,86 @@
+"""Backends of a user's file, known without running it in this process.
+
+Importing the file may crash, call ``exit()`` or hang; a process of its own does it and says what the
+file offers (``python -m attnbench.suites.strangers ANSWER_FILE FILE``).  Only workers import it besides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnbench.backends.base import Backend
+from attnbench.backends.describe import Described, describe
+from attnbench.backends.registry import all_backends
+from attnbench.errors import UsageError, refusal
+from attnbench.machine.child import ask, reply
+
+TIMEOUT_S = 60.0
+
+
+def known_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
+    """Every backend by name, those of `files` as `Described`.
+
+    Raises:
+        UsageError: as for `strangers`.
+    """
+    return {**all_backends(), **strangers(files)}
+
+
+def strangers(files: Sequence[str]) -> dict[str, Backend]:
+    """What the files offer, in their order.
+
+    Args:
+        files: paths of Python files with backends.
+
+    Raises:
+        UsageError: a file is missing, does not import or holds no backend, or two share a name.
+    """
+    places: dict[str, str] = {}
+    found: dict[str, Backend] = {}
+    for file in dict.fromkeys(files):
+        for backend in _described(file, _stamp(file), Path.cwd()):
+            if backend.name in found:
+                both = f"{places[backend.name]} and {file}"
+                raise UsageError(refusal("backends", "name", backend.name, f"is defined twice: {both}",
+                                         "one backend a name", "rename one of them"))
+            found[backend.name], places[backend.name] = backend, file
+    return found
+
+
+@cache
+def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Described, ...]:
+    """Asked once for each state of the file."""
+    answer = ask("attnbench.suites.strangers", file, timeout_s=TIMEOUT_S, folder=folder)
+    if answer.end is not None:
+        wrong = f"does not import: it {answer.end}"
+        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
+    if "refused" in answer.told:
+        raise UsageError(answer.told["refused"])
+    return tuple(Described(told) for told in answer.told["backends"])
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    try:
+        if not Path(file).is_file():
+            raise FileNotFoundError
+        state = Path(file).stat()
+    except (OSError, ValueError):  # not there, too long a name, a NUL
+        wrong = "is not there"
+        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from None
+    return state.st_mtime_ns, state.st_size
+
+
+def _child(answer_file: str, file: str) -> None:
+    try:
+        told: dict[str, Any] = {"backends": describe(file)}
+    except UsageError as error:
+        told = {"refused": str(error)}
+    reply(answer_file, told)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1], sys.argv[2])
