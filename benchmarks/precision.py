@@ -118,7 +118,7 @@ def by_ncu(launches: int = 20) -> dict[str, dict] | None:
         return {"failed": {"output": (done.stdout + done.stderr)[-500:]}}
     units, *rows = csv.DictReader(lines)
     unit = units["gpu__time_duration.sum"]
-    times = [float(row["gpu__time_duration.sum"]) for row in rows]
+    times = [float(row["gpu__time_duration.sum"].replace(",", "")) for row in rows]
     found = {}
     for index, kernel in enumerate(KERNELS[:4]):
         part = times[index * (launches + 1) + 1 : (index + 1) * (launches + 1)]  # the first call warms up

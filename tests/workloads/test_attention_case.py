@@ -286,8 +286,9 @@ def test_case_is_frozen_and_hashable():
 
 @given(
     st.fixed_dictionaries({}, optional={
-        "batch": st.sampled_from([1, 3]), "seqlen": st.sampled_from([1, 200]), "seqlen_k": st.sampled_from([1, 200, 300]),
-        "nheads": st.sampled_from([4, 16]), "nheads_kv": st.sampled_from([2, 4]), "headdim_v": st.sampled_from([32, 64]),
+        "batch": st.sampled_from([1, 3]), "seqlen": st.sampled_from([1, 200]),
+        "seqlen_k": st.sampled_from([1, 200, 300]), "nheads": st.sampled_from([4, 16]),
+        "nheads_kv": st.sampled_from([2, 4]), "headdim_v": st.sampled_from([32, 64]),
         "causal": st.booleans(), "window": st.sampled_from([None, [30, 0], [30, -1], [-1, 3]]),
         "dtype": st.sampled_from(["fp32", "bf16"]), "mode": st.sampled_from(["fwd", "fwd-bwd"]),
         "lengths": st.sampled_from(["full", "zipf"]),
