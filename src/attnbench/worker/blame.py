@@ -84,6 +84,6 @@ def nameless_file() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile("w+b")
     except OSError as error:
-        raise NothingToRun(
-            refusal("worker", "TMPDIR", tempfile.gettempprefix(), f"cannot be written ({error})", "a folder for files")
-        ) from None
+        folder = os.environ.get("TMPDIR", "not set")
+        wrong = f"gives no folder for temporary files ({error.strerror})"
+        raise NothingToRun(refusal("worker", "TMPDIR", folder, wrong, "a folder you may write to")) from None

@@ -188,8 +188,9 @@ class Worker:
         code = self._process.wait()
         word = self.page.read()
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_TAIL))
-        text = self._log.read().decode(errors="replace").rpartition(TURN)[2].partition("\n")[2]
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        turns = [number for number, line in enumerate(lines, start=1) if TURN in line]
+        lines = lines[max(turns, default=0):]
         said = f"; its last line was: {without_paths(lines[-1])[:200]}" if lines else ""
         how = f"killed by {_signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
         self.close()
