@@ -1,0 +1,346 @@
+"""The tables of the README and the docs that hold measured numbers, made from the files in `results/`.
+
+A table stands between ``<!-- begin: NAME -->`` and ``<!-- end -->``; NAME is a key of `TABLES`.  A table whose
+file is not there says so.
+
+    python benchmarks/tables.py --write     after a new measurement
+    python benchmarks/tables.py --check     exit 1 where a table is not what its file says
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- begin: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
+SHOWN_ON_CPU = ("b1-s128-h4-d64-fp32-fwd", "b1-s512-h4-d64-fp32-fwd")
+"""What the README shows of the run on a CPU."""
+SHORT_MS, LONG_MS = 0.03, 0.5
+TICK_MS = 3.2e-5
+"""Tick of an H200's global timer, which stamps kernels."""
+
+CHINESE = {
+    "Not measured yet.": "尚未测量。",
+    "backend": "后端", "what": "说明", "install": "安装", "tested on": "已在何处测试", "untested": "未测试",
+    "kernel (batch, heads, length, head dim)": "算子（批大小，头数，长度，头维度）",
+    "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench", "Nsight Compute": "Nsight Compute",
+    "A/A, worst": "A/A，最差", "SM clock": "SM 频率", "sampling": "采样用时",
+    "pair": "对照", "true": "真值", "found": "测得", "right sign": "方向正确",
+    "wanted": "目标", "reached": "实际", "met": "达到", "yes": "是", "no": "否",
+    "worst": "最差", "of": "/", "batch": "批大小", "length": "长度", "head dim": "头维度", "causal": "因果",
+    "Useful TFLOP/s, median; the fastest in bold.": "有效 TFLOP/s，取中位数；最快者加粗。",
+    "Not in the table": "未列入表中", "Measured on": "测量环境：",
+    "cases × backends": "算例 × 后端", "wall time": "总用时", "share of it spent sampling": "其中采样所占比例",
+    "a case": "每个算例", "half interval, median": "半区间，中位数",
+    "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
+    "against Nsight Compute, under 30 µs": "30 µs 以下：与 Nsight Compute 之差",
+    "A/A ratio, over 0.5 ms": "0.5 ms 以上：A/A 之比", "A/A ratio, under 30 µs": "30 µs 以下：A/A 之比",
+    "1 % found with the right sign": "1 % 的差别，方向判断正确",
+    "device time a backend, against do_bench's": "每个后端的设备时间，与 do_bench 相比",
+    "wall time spent sampling": "总用时中的采样比例",
+    "at most 2 % or a tick": "不超过 2 % 或一个计时刻度", "within 3 % or 0.3 µs": "3 % 或 0.3 µs 以内",
+    "1 ± 0.1 %": "1 ± 0.1 %", "1 ± 0.2 % or a tick": "1 ± 0.2 % 或一个计时刻度", "all": "全部",
+    "no more": "不超过", "at least 60 %": "至少 60 %", "not measured": "未测量",
+}
+
+Say = Callable[[str], str]
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One generated table: the files it is made of, and how."""
+
+    files: tuple[str, ...]
+    render: Callable[..., str]
+
+
+# ── what is measured ───────────────────────────────────────────────────────────────────────────────
+
+
+def backends(say: Say) -> str:
+    """Every shipped backend, from the registry."""
+    from attnbench.backends.registry import all_backends
+
+    rows = [(f"`{name}`", backend.title, f"`{backend.install.replace('{max_jobs}', 'N')}`",
+             backend.tested or say("untested"))
+            for name, backend in sorted(all_backends().items()) if type(backend).__module__.startswith("attnbench.")]
+    return markdown([say(word) for word in ("backend", "what", "install", "tested on")], rows)
+
+
+def on_cpu(say: Say, path: Path) -> str:
+    """Two cases of a run as the terminal shows them."""
+    from rich.console import Console
+
+    from attnbench.report.table import render_run
+    from attnbench.store.runfile import read
+
+    text = io.StringIO()
+    render_run(read(path), Console(file=text, width=100))
+    heading, *blocks = text.getvalue().rstrip().split("\n\n")
+    shown = [heading, *(block for block in blocks if block.split()[0] in SHOWN_ON_CPU)]
+    lines = "\n\n".join([*shown, "…"]).splitlines()
+    return "\n".join(["```text", *(line.rstrip() for line in lines), "```"])
+
+
+def on_card(say: Say, path: Path) -> str:
+    """Useful TFLOP/s of every case and backend of a run."""
+    from attnbench.record import Status, to_dict
+    from attnbench.store.runfile import read
+
+    run = read(path)
+    rates = {(r.case_id, r.backend): r.rate.tflops for r in run.records if r.rate and r.rate.tflops}
+    names = sorted({name for _, name in rates})
+    rows = []
+    for case_id, case in {r.case_id: r.case for r in run.records}.items():
+        best = max(rates.get((case_id, name), 0.0) for name in names)
+        cells = [(f"**{rate:.0f}**" if rate == best else f"{rate:.0f}") if (rate := rates.get((case_id, name))) else ""
+                 for name in names]
+        shape = (case["batch"], case["seqlen"], case["headdim"], say("yes") if case["causal"] else say("no"))
+        rows.append([*map(str, shape), *cells])
+    head = [say(word) for word in ("batch", "length", "head dim", "causal")]
+    lines = [markdown([*head, *(f"`{name}`" for name in names)], rows), "",
+             say("Useful TFLOP/s, median; the fastest in bold."), where(to_dict(run.environments[0]), say)]
+    lost = dict.fromkeys(f"`{r.backend}` ({r.status.value})" for r in run.records if r.status is not Status.PASSED)
+    return "\n".join([*lines, *([f"{say('Not in the table')}: {', '.join(lost)}."] if lost else [])])
+
+
+def precision(say: Say, path: Path) -> str:
+    """The harness beside do_bench, kernel by kernel."""
+    data = json.loads(path.read_text("utf-8"))
+    words = ("kernel (batch, heads, length, head dim)", "do_bench", "spread", "attnbench", "spread", "Nsight Compute",
+             "A/A, worst", "SM clock", "sampling")
+    rows = []
+    for item in data["aa"]:
+        ours, theirs = ([row[key] for row in item["rows"]] for key in ("median_ms", "do_bench_ms"))
+        *shape, kind = item["kernel"]
+        ncu = by_ncu(data, item["kernel"])
+        clocks = [mhz for row in item["rows"] if row["sm_mhz"] for mhz in row["sm_mhz"]]
+        rows.append((
+            f"{kind} {', '.join(map(str, shape))}", time(statistics.median(theirs)), percent(spread(theirs)),
+            time(statistics.median(ours)), percent(spread(ours)), "" if ncu is None else time(ncu),
+            f"{worst(item['rows']):.5f}", f"{min(clocks):.0f}-{max(clocks):.0f} MHz" if clocks else "",
+            f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
+        ))
+    return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
+
+
+def known_answers(say: Say, path: Path) -> str:
+    """Pairs whose ratio is known."""
+    data = json.loads(path.read_text("utf-8"))
+    rows = []
+    for item in data["ab"]:
+        ratios = [row["ratio"] for row in item["rows"]]
+        right = sum((ratio < 1) == (item["true"] < 1) for ratio in ratios)
+        rows.append((item["pair"], f"{item['true']:.5f}", f"{min(ratios):.5f}-{max(ratios):.5f}",
+                     f"{right} {say('of')} {len(ratios)}"))
+    return markdown([say(word) for word in ("pair", "true", "found", "right sign")], rows)
+
+
+def overhead(say: Say, path: Path) -> str:
+    """How much of a long run's wall time is sampling."""
+    data = json.loads(path.read_text("utf-8"))
+    halves = data["relative_half_width"]
+    words = ("cases × backends", "wall time", "share of it spent sampling", "a case", "half interval, median")
+    rows = [(f"{data['groups']} × {data['records'] // data['groups']}", f"{data['wall_s']:.0f} s",
+             percent(data["share"]), f"{data['seconds_per_group']:.2g} s", percent(halves[len(halves) // 2]))]
+    return markdown([say(word) for word in words], rows)
+
+
+def targets(say: Say, precise: Path, long: Path) -> str:
+    """What was wanted and what was reached, worked out from both files."""
+    rows = []
+    for what, wanted, found in (*_precise(precise), *_share(long)):
+        if not found:
+            rows.append((say(what), say(wanted), say("not measured"), ""))
+            continue
+        good = sum(one.met for one in found)
+        reached = f"{good} {say('of')} {len(found)}, {say('worst')} {max(found, key=lambda one: one.badness).text}"
+        rows.append((say(what), say(wanted), reached, say("yes" if good == len(found) else "no")))
+    return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
+
+
+TABLES = {
+    "backends": Table((), backends),
+    "quick-cpu": Table(("quick-cpu.json",), on_cpu),
+    "quick-h200": Table(("quick-h200.json",), on_card),
+    "precision-h200": Table(("precision-h200.json",), precision),
+    "known-answers-h200": Table(("precision-h200.json",), known_answers),
+    "overhead-h200": Table(("overhead-h200.json",), overhead),
+    "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
+}
+
+
+# ── what was wanted ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure held against what was wanted of it."""
+
+    met: bool
+    badness: float
+    text: str
+
+
+def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
+    data = json.loads(path.read_text("utf-8")) if path.is_file() else {"aa": [], "ab": []}
+    kernels = [(statistics.median(row["median_ms"] for row in item["rows"]), item) for item in data["aa"]]
+    short = [(ms, item) for ms, item in kernels if ms < SHORT_MS]
+    long = [item for ms, item in kernels if ms > LONG_MS]
+    return [
+        ("spread of the median, under 30 µs", "at most 2 % or a tick", [
+            _spread(ms, item["rows"]) for ms, item in short]),
+        ("against Nsight Compute, under 30 µs", "within 3 % or 0.3 µs", [
+            _beside(ms, ncu) for ms, item in short if (ncu := by_ncu(data, item["kernel"])) is not None]),
+        ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
+        ("A/A ratio, under 30 µs", "1 ± 0.2 % or a tick", [
+            _ratio(row, 0.002, TICK_MS / ms) for ms, item in short for row in item["rows"]]),
+        ("1 % found with the right sign", "all", [
+            _sign(row["ratio"], item["true"]) for item in data["ab"] for row in item["rows"]]),
+        ("device time a backend, against do_bench's", "no more", [_cost(item["rows"]) for item in data["aa"]]),
+    ]
+
+
+def _spread(ms: float, rows: Sequence[dict[str, Any]]) -> Finding:
+    size = spread([row["median_ms"] for row in rows])
+    return Finding(size <= max(0.02, 1.01 * TICK_MS / ms), size, percent(size))
+
+
+def _beside(ms: float, ncu: float) -> Finding:
+    off = abs(ms - ncu)
+    return Finding(off <= max(0.03 * ncu, 3e-4), off / ncu, f"{1e3 * off:.2f} µs ({percent(off / ncu)})")
+
+
+def _sign(ratio: float, true: float) -> Finding:
+    return Finding((ratio < 1) == (true < 1), abs(ratio - true), f"{ratio:.5f}")
+
+
+def _cost(rows: Sequence[dict[str, Any]]) -> Finding:
+    ours, theirs = (statistics.median(row[key] for row in rows) for key in ("device_s_per_backend", "do_bench_s"))
+    return Finding(ours <= theirs, ours / theirs, f"{ours:.2g} s / {theirs:.2g} s")
+
+
+def _ratio(row: dict[str, Any], share: float, tick: float) -> Finding:
+    off = abs(row["ratio"] - 1)
+    return Finding(off <= max(share, tick), off, f"{row['ratio']:.5f}")
+
+
+def _share(path: Path) -> list[tuple[str, str, list[Finding]]]:
+    shares = [json.loads(path.read_text("utf-8"))["share"]] if path.is_file() else []
+    return [("wall time spent sampling", "at least 60 %", [Finding(one >= 0.6, -one, percent(one)) for one in shares])]
+
+
+def spread(values: Sequence[float]) -> float:
+    """(max - min) / median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def worst(rows: Iterable[dict[str, Any]]) -> float:
+    """The ratio furthest from 1."""
+    return max((row["ratio"] for row in rows), key=lambda ratio: abs(ratio - 1))
+
+
+def by_ncu(data: dict[str, Any], kernel: Sequence[Any]) -> float | None:
+    """Milliseconds by Nsight Compute; None where it did not time this kernel."""
+    found = (data.get("ncu") or {}).get(str(tuple(kernel)))
+    per_ms = {"n": 1e-6, "u": 1e-3, "m": 1.0}
+    return None if found is None else found["median"] * per_ms[found["unit"][0]]
+
+
+# ── how it is written ──────────────────────────────────────────────────────────────────────────────
+
+
+def markdown(head: Row, rows: Iterable[Row]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def time(ms: float) -> str:
+    """Four digits, in the unit that suits."""
+    return f"{1e3 * ms:.4g} µs" if ms < 0.5 else f"{ms:.4g} ms"
+
+
+def percent(share: float) -> str:
+    """Two digits."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def where(environment: dict[str, Any], say: Say) -> str:
+    """What it was measured on."""
+    words = [environment["gpu"], f"driver {environment['driver']}", f"torch {environment['torch']}",
+             f"triton {environment['triton']}"]
+    return f"{say('Measured on')} {', '.join(words)}."
+
+
+# ── into the documents ─────────────────────────────────────────────────────────────────────────────
+
+
+def documents(root: Path = ROOT) -> list[Path]:
+    """Every document that may hold a table."""
+    return [path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in sorted(root.glob(pattern))]
+
+
+def render(name: str, say: Say, results: Path = RESULTS) -> str:
+    """The text of a table.
+
+    Raises:
+        ValueError: there is no such table.
+    """
+    if name not in TABLES:
+        raise ValueError(f"tables: name={name} is not known; one of {', '.join(TABLES)}")
+    table = TABLES[name]
+    paths = [results / file for file in table.files]
+    if paths and not any(path.is_file() for path in paths):
+        return say("Not measured yet.")
+    return table.render(say, *paths)
+
+
+def renewed(text: str, say: Say, results: Path = RESULTS) -> str:
+    """A document with its tables made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{render(match['name'], say, results)}\n{match[4]}", text)
+
+
+def language(path: Path) -> Say:
+    """How a document words the tables."""
+    return CHINESE.__getitem__ if path.name.endswith(".zh-CN.md") else str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the tables of all documents."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the tables into the documents")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a table is stale")
+    args = parser.parse_args(argv)
+    if args.write == args.check:
+        parser.error("one of --write, --check")
+    stale = 0
+    for path in documents():
+        old = path.read_text("utf-8")
+        new = renewed(old, language(path))
+        if new == old:
+            continue
+        stale += 1
+        if args.write:
+            path.write_text(new, "utf-8")
+            print(f"written: {path.relative_to(ROOT)}")
+        else:
+            changes = difflib.unified_diff(old.splitlines(), new.splitlines(), path.name, "its files", lineterm="")
+            print("\n".join(changes))
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
