@@ -14,6 +14,7 @@ from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.globals import GlobalState
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, UsageError
+from attnbench.machine.ceilings import ceilings
 from attnbench.measure.memory import peak
 from attnbench.measure.sampling import GroupTiming, Plan, sample
 from attnbench.measure.stage import synchronize
@@ -112,6 +113,10 @@ class GroupRun:
         """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
         settings, oom = self.settings, False
         try:
+            if settings.measure and not self.device.startswith("cpu"):
+                self.page.say(HARNESS, "ceilings")
+                for entry in entries:
+                    entry.builder.ceilings = ceilings(self.device, self.case.dtype)
             self.page.say(HARNESS, "inputs")
             self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=self.device)
             if settings.check:
@@ -186,7 +191,8 @@ class GroupRun:
         return "ended"
 
     def _first_call(self, entry: Entry) -> None:
-        self._turn(entry.index, "set-up")
+        detail = ": compiling" if entry.backend.compiles else ""
+        self._turn(entry.index, f"set-up{detail}")
         held = allocated(self.device)
         started = time.perf_counter()
         entry.launch = entry.closing.enter_context(entry.backend.session(self.case, self.inputs))
@@ -194,7 +200,7 @@ class GroupRun:
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
         entry.session_bytes = allocated(self.device) - held
         entry.builder.note(*entry.launch.notes)
-        self.page.say(entry.index, "first call")
+        self.page.say(entry.index, f"first call{detail}")
         started = time.perf_counter()
         entry.run_once(self.case.mode)
         synchronize(self.device)

@@ -37,6 +37,7 @@ class RecordBuilder:
         self.errors: Mapping[str, Error] = {}
         self.notes: list[str] = []
         self.memory: Memory | None = None
+        self.ceilings: Mapping[str, float | None] = {}
         self.executed_flops: int | None = None
 
     def of(self, backend: Backend) -> None:
@@ -70,7 +71,7 @@ class RecordBuilder:
         short = power is not None and median_ms < 1e3 * _period_s(power)
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
-            phases=phases, kernels=timing.kernels, kernel_ms=timing.kernel_ms,
+            phases=phases, ceilings=self.ceilings, kernels=timing.kernels, kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
             rate=Rate.of(work, median_ms, percent_of_peak(work, median_ms, self.case.dtype, self.device)),
             notes=(*self.notes, *timing.notes),

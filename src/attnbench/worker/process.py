@@ -28,6 +28,8 @@ POLL_S = 0.1
 START_S = 300.0
 """A worker that has not said `ready` by then never will: importing torch from a cold disk takes a minute."""
 
+COMPILE_PATIENCE = 5
+"""Timeouts that the first call of a backend that says it compiles may take: nvcc takes minutes."""
 HARNESS_PATIENCE = 10
 """Timeouts the harness itself has for one step: an oracle may take longer than any backend."""
 LOG_TAIL = 1 << 16
@@ -146,7 +148,7 @@ class Worker:
                 on_word(word)
             if self._ended():
                 return self._loss()
-            patience = settings.timeout * (HARNESS_PATIENCE if word.index == HARNESS else 1)
+            patience = settings.timeout * _patience(word)
             if time.monotonic() - since > patience:
                 self.close()
                 return Loss(Status.TIMEOUT, word, f"no progress for {patience:g} s during {word.phase}")
@@ -202,3 +204,10 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals but the first and the last have no name
         return f"signal {number}"
+
+
+def _patience(word: Word) -> int:
+    """How many timeouts a step may take."""
+    if word.index == HARNESS:
+        return HARNESS_PATIENCE
+    return COMPILE_PATIENCE if word.phase.endswith(": compiling") else 1
