@@ -1,0 +1,186 @@
+"""kill -9 of the worker or the parent, and Ctrl-C: at most the group in flight is lost, and resuming finishes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import FAKES, MISBEHAVING, by_name, small_run
+
+from attnbench.machine import child
+from attnbench.record import Run, Status
+from attnbench.store.runfile import read, write
+from attnbench.sweep import run as sweep
+from attnbench.sweep.run import execute
+
+GROUPS = [["noting", "honest"]] * 3
+
+
+def pids(log: Path) -> list[int]:
+    """Of the process of each session of `noting`, in order."""
+    return [int(line.split()[1]) for line in log.read_text().splitlines()]
+
+
+def gone(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """Start a parent on a plan; it is killed in the end."""
+    started = []
+
+    def start(plan: Run) -> tuple[subprocess.Popen[str], Path]:
+        path = tmp_path / "run.json"
+        write(plan, path.with_suffix(".plan"))
+        env = child.environment()
+        process = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path)], env=env, text=True,
+                                   stdout=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        return process, path
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(process: subprocess.Popen[str], said: str, count: int = 1) -> None:
+    """Read what a parent says until it has said this so many times."""
+    for line in process.stdout:
+        count -= line.strip() == said
+        if count == 0:
+            return
+    raise AssertionError(f"the parent ended before it said {said}")
+
+
+def finished(plan: Run, path: Path, log: Path) -> None:
+    """Resume what a file holds; everything is there, and nothing that was whole was measured again."""
+    before = read(path) if path.exists() else plan
+    whole = {record.group for record in before.records}
+    assert len(before.records) == 2 * len(whole), "a group is written whole or not at all"
+    sessions = len(pids(log))
+    done = execute(before, path=path, backend_files=[MISBEHAVING])
+    assert [(record.group, record.backend) for record in done.records] == [
+        (group.group, name) for group in plan.plan for name in group.backends]
+    assert {record.status for record in done.records} == {Status.PASSED}
+    assert len(pids(log)) - sessions == len(plan.plan) - len(whole)
+    assert done.records[: len(before.records)] == before.records
+    assert read(path) == done
+    assert len(done.environments) == 1
+    assert [one.name for one in path.parent.iterdir() if one.suffix == ".json"] == ["run.json"]
+
+
+@pytest.mark.parametrize(("said", "count", "delay"), [
+    ("word starting a worker", 1, 0.3), ("record", 1, 0), ("group", 1, 0.05), ("record", 5, 0)])
+def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count, delay):
+    plan = small_run(*GROUPS)
+    process, path = parent(plan)
+    wait_for(process, said, count)
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+    assert all(gone(pid) for pid in pids(log))
+    assert gone_from_proc(process.pid)
+    assert path.exists() == (said == "group" or count > 2)
+    finished(plan, path, log)
+
+
+def gone_from_proc(parent_pid: int, seconds: float = 5.0) -> bool:
+    """Whether no worker that names this process as its parent is left."""
+    wanted = f"ATTNBENCH_PARENT={parent_pid}".encode()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    left.append(folder.name)
+            except OSError:
+                continue
+        if not left:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_ctrl_c_keeps_what_was_measured(parent, log):
+    plan = small_run(*GROUPS)
+    process, path = parent(plan)
+    wait_for(process, "group", 2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130
+    assert all(gone(pid) for pid in pids(log))
+    assert len({record.group for record in read(path).records}) >= 2
+    finished(plan, path, log)
+
+
+def test_a_killed_worker_is_replaced_and_nobody_blamed(log, monkeypatch):
+    said, killed = [], []
+
+    def on_event(event):
+        said.append(f"{event.kind} {event.text}".strip())
+        # In the middle of sampling, with somebody's word; then between two groups, with nobody's.
+        moments = said.count("word sample") == 1, said.count("group") == 2
+        if len(killed) < 2 and moments[len(killed)]:
+            killed.append(pids(log)[-1])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    run = execute(small_run(*GROUPS, iterations=None, warmup=None, rel_ci=1e-6, max_seconds=0.3),
+                  backend_files=[MISBEHAVING], on_event=on_event)
+    assert len(set(killed)) == 2
+    assert {record.status for record in run.records} == {Status.PASSED}
+    assert len(run.records) == 2 * len(GROUPS)
+    assert all(record.speedup for record in run.records if record.backend == "noting")
+    assert all(gone(pid) for pid in pids(log))
+
+
+def test_a_complete_run_is_left_as_it_is(log, tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    done = execute(small_run(["honest"]), path=path, backend_files=[MISBEHAVING])
+    text = path.read_bytes()
+    monkeypatch.setattr(sweep, "Worker", lambda device: pytest.fail("nothing is left to measure"))
+    events = []
+    again = execute(read(path), path=path, on_event=lambda event: events.append((event.kind, event.done, event.total)))
+    assert again == done
+    assert path.read_bytes() == text
+    assert events == [("start", 1, 1), ("done", 1, 1)]
+
+
+def test_a_group_cut_in_two_is_one_comparison_measured_again(log, tmp_path):
+    whole = execute(small_run(["honest", "noting"], ["honest", "noting"]), backend_files=[MISBEHAVING])
+    path = tmp_path / "run.json"
+    cut = Run(**{**{name: getattr(whole, name) for name in whole.__slots__}, "records": whole.records[1:]})
+    done = execute(cut, path=path, backend_files=[MISBEHAVING])
+    assert {(record.group, record.backend) for record in done.records} == {
+        (record.group, record.backend) for record in whole.records}
+    assert by_name(done, 1) == by_name(whole, 1)
+    assert by_name(done)["noting"].time.samples_ms != by_name(whole)["noting"].time.samples_ms
+    assert by_name(done)["noting"].speedup.baseline == "honest"
+
+
+def test_replicates_are_of_fresh_processes(log):
+    run = execute(small_run(["noting", "honest"], ["noting", "honest"], replicates=2), backend_files=[MISBEHAVING])
+    first, again, other, other_again = pids(log)
+    assert first == again
+    assert other == other_again
+    assert first != other
+    assert [(record.replicate, record.backend) for record in run.records] == [
+        (replicate, name) for replicate in (0, 1) for _ in range(2) for name in ("noting", "honest")]
+    assert all(record.speedup for record in run.records if record.backend == "noting")
+    assert len({record.group for record in run.records}) == 4
+    assert len({record.case_id for record in run.records}) == 2
