@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 import shlex
 import statistics
@@ -170,6 +171,6 @@ def source_hash(backend: Backend) -> str | None:
 
 
 def _period_s(power: PowerSeries) -> float:
-    """How far apart the readings of a power series are."""
+    """How far apart the readings of a power series are; infinity where there was no time for a second."""
     gaps = [later - earlier for earlier, later in zip(power.at_s, power.at_s[1:], strict=False)]
-    return min(gaps) if gaps else 0.0
+    return min(gaps) if gaps else math.inf
