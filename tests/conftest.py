@@ -1,22 +1,54 @@
-"""What every test may rely on: no GPU test runs without a GPU, and nothing is written outside tmp_path."""
+"""What every test may rely on: no GPU test runs without a GPU, and in CI no test is skipped unnoticed."""
 
 from __future__ import annotations
 
 import os
+import tomllib
+from pathlib import Path
 
 import pytest
 
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+NEEDS_GPU = "needs a CUDA GPU"
+SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]
+_skipped: dict[str, str] = {}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not any(item.get_closest_marker("gpu") for item in items):
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
         return
     import torch
 
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    unlisted = _unlisted(config)
+    if unlisted:
+        terminalreporter.section("skipped for a reason that tests/skips.toml does not list")
+        for test, reason in unlisted.items():
+            terminalreporter.write_line(f"{test}: {reason}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Where tests were handed out (xdist), only the process that gathers the reports decides.
+    if _unlisted(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _unlisted(config: pytest.Config) -> dict[str, str]:
+    if not os.environ.get("CI") or hasattr(config, "workerinput"):
+        return {}
+    return {test: reason for test, reason in _skipped.items() if reason not in SKIPS}

@@ -34,6 +34,8 @@ BATCH_S = 0.04
 COOL = 0.985
 """Burst samples want the clock within this share of where the cool card had it; below it the sampler pauses."""
 PAUSE_S = 0.1
+BUSY = 0.5
+"""Share of the time that kernels must run before the card can be at its power limit."""
 LEAD_S = 1e-3
 """Head start of the host in every batch: the first launches after a pause are slow."""
 LATE = 0.05
@@ -270,13 +272,14 @@ class _Sampler:
         """In the burst regime, pause while the card holds its clock below what it had when it was cool.
 
         The reference is the group's own best batch and not the data sheet: a short kernel with gaps
-        never sees the highest clock, and pausing would only let it sink further.
+        never sees the highest clock, is far from the power limit, and pausing would only let its clock sink.
         """
         if self.plan.regime != "burst" or not self.last_mhz or self.plan.iterations is not None:
             return
         clock = statistics.median(self.last_mhz)
         self.cool_mhz = max(self.cool_mhz, clock)
-        if clock < COOL * self.cool_mhz:
+        busy = len(self.subjects) * self.device_s / self.round_s
+        if busy > BUSY and clock < COOL * self.cool_mhz:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
             left = self.plan.max_seconds - (time.perf_counter() - self.begun)
             time.sleep(max(0.0, min(PAUSE_S, left / 2)))

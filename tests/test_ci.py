@@ -1,0 +1,36 @@
+"""CI fails on a skip that nobody has listed with its reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("reason", "ci", "code"), [
+    ("needs a CUDA GPU", "true", 0),
+    ("did not feel like it", "true", 1),
+    ("did not feel like it", "", 0),
+])
+def test_a_skip_needs_a_listed_reason(tmp_path: Path, reason: str, ci: str, code: int) -> None:
+    for name in ("conftest.py", "skips.toml"):
+        (tmp_path / name).write_bytes((HERE / name).read_bytes())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip({reason!r})\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)], text=True,
+                          capture_output=True, cwd=tmp_path, env={**os.environ, "CI": ci}, timeout=60)
+    assert done.returncode == code, done.stdout
+    assert ("skips.toml does not list" in done.stdout) == bool(code)
+    assert done.stdout.strip().splitlines()[-1].startswith("=")
+
+
+def test_ci_runs_the_users_command() -> None:
+    lines = (HERE.parent / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "make test"
+    assert os.access(HERE.parent / ".ci" / "run", os.X_OK)
