@@ -5,6 +5,7 @@ the same kernel entered twice (A/A), whose first median is "the time" and whose 
 Then two pairs with a known answer (A/B): a spin kernel of n and 1.01 n cycles, and a matmul looped
 100 and 101 times.  Writes everything, raw medians included, to one JSON file.
 
+Two kernels that the power limit holds back are entered twice in the sustained regime too.
 The kernels under 30 µs are also timed by Nsight Compute, where it is there, with clocks left alone and
 caches flushed.
 
@@ -34,6 +35,7 @@ from attnbench.stats.ratio import paired_ratio
 
 SHAPES = ((1, 8, 256, 64), (2, 8, 1024, 64), (4, 16, 4096, 128), (1, 16, 16384, 128))
 KERNELS = [(*shape, kind) for shape in SHAPES for kind in ("flash", "cudnn")]
+POWER_LIMITED = [kernel for kernel in KERNELS if kernel[2] >= 4096 and kernel[4] == "cudnn"]
 TICK_MS = 3.2e-5
 
 
@@ -69,10 +71,13 @@ def spin(cycles: int) -> Callable[[], object]:
     return lambda: torch.cuda._sleep(cycles)
 
 
-def pair(a: Callable[[], object], b: Callable[[], object], seed: int, seconds: float, rel_ci: float) -> GroupTiming:
+def pair(
+    a: Callable[[], object], b: Callable[[], object], seed: int, args: argparse.Namespace, regime: str = "burst"
+) -> GroupTiming:
     """Two closures as a group."""
     subjects = [Subject(name="a", call=a), Subject(name="b", call=b)]
-    return sample(subjects, device="cuda", plan=Plan(seed=seed, max_seconds=seconds, rel_ci=rel_ci))
+    plan = Plan(seed=seed, max_seconds=args.seconds, rel_ci=args.rel_ci, regime=regime)
+    return sample(subjects, device="cuda", plan=plan)
 
 
 def ratio(group: GroupTiming) -> dict[str, float | None]:
@@ -89,7 +94,7 @@ def repeat(kernel: tuple, call: Callable[[], object], number: int, args: argpars
     started = time.perf_counter()
     theirs = do_bench(call, warmup=25, rep=60, return_mode="median")
     middle = time.perf_counter()
-    group = pair(call, call, number, args.seconds, args.rel_ci)
+    group = pair(call, call, number, args)
     ended = time.perf_counter()
     first = group.timings[0]
     clocks = [c for c in first.sm_mhz if c]
@@ -136,6 +141,17 @@ def launch_only(launches: int) -> None:
         torch.cuda.synchronize()
 
 
+def sustained(call: Callable[[], object], number: int, args: argparse.Namespace) -> dict:
+    """One A/A repeat at the power limit."""
+    group = pair(call, call, number, args, regime="sustained")
+    first = group.timings[0]
+    clocks = [c for c in first.sm_mhz if c]
+    watts = [w for w in group.power.watts if w] if group.power else []
+    return {"median_ms": statistics.median(first.samples_ms), "samples": len(first.samples_ms),
+            "sm_mhz": [min(clocks), max(clocks)] if clocks else None, "watts": max(watts) if watts else None,
+            **ratio(group)}
+
+
 def spread(values: list[float]) -> float:
     """(max - min) / median."""
     return (max(values) - min(values)) / statistics.median(values)
@@ -144,7 +160,7 @@ def spread(values: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=0.3, help="sampling time of a pair")
+    parser.add_argument("--seconds", type=float, default=0.4, help="sampling time of a pair")
     parser.add_argument("--rel-ci", type=float, default=0.0005)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--launch", type=int, default=None, help=argparse.SUPPRESS)
@@ -153,7 +169,7 @@ def main() -> None:
         launch_only(args.launch)
         return
     settings = vars(args) | {"out": args.out.name}
-    result: dict = {"environment": to_dict(environment("cuda")), "settings": settings, "aa": [], "ab": []}
+    result: dict = {"environment": to_dict(environment("cuda")), "settings": settings, "aa": [], "sustained": [], "ab": []}
     for kernel in KERNELS:
         call = attention(*kernel)
         call()
@@ -161,12 +177,16 @@ def main() -> None:
         rows = [repeat(kernel, call, number, args) for number in range(args.repeats)]
         result["aa"].append({"kernel": kernel, "rows": rows})
         args.out.write_text(json.dumps(result, indent=1))
+    for kernel in POWER_LIMITED:
+        call = attention(*kernel)
+        rows = [sustained(call, number, args) for number in range(args.repeats)]
+        result["sustained"].append({"kernel": kernel, "rows": rows})
     known = {"spin 20 µs": (spin(40_000), spin(40_400)), "spin 1 ms": (spin(2_000_000), spin(2_020_000)),
              "matmul": (looped_matmul(100), looped_matmul(101))}
     for name, (a, b) in known.items():
         a(), b()
         torch.cuda.synchronize()
-        rows = [ratio(pair(a, b, number, args.seconds, args.rel_ci)) for number in range(args.repeats)]
+        rows = [ratio(pair(a, b, number, args)) for number in range(args.repeats)]
         result["ab"].append({"pair": name, "true": 1 / 1.01, "rows": rows})
         args.out.write_text(json.dumps(result, indent=1))
     result["ncu"] = by_ncu()
@@ -187,6 +207,11 @@ def report(result: dict) -> None:
             f"n {middle['samples']:.0f}  {middle['total_s']:.2f} s  device {middle['device_s_per_backend']:.3f} s  "
             f"clock {rows[-1]['sm_mhz']} {rows[-1]['stopped_by']} {rows[-1]['notes']}"
         )
+    for item in result["sustained"]:
+        worst = max((row["ratio"] for row in item["rows"]), key=lambda r: abs(r - 1))
+        ours = [row["median_ms"] for row in item["rows"]]
+        print(f"{item['kernel']!s:30} sustained {1e3 * statistics.median(ours):8.2f} µs {100 * spread(ours):5.2f} %  "
+              f"A/A worst {worst:.5f}  clock {item['rows'][-1]['sm_mhz']}  {item['rows'][-1]['watts']} W")
     for name, found in (result.get("ncu") or {}).items():
         print("ncu", name, found)
     for item in result["ab"]:
