@@ -169,7 +169,8 @@ def main() -> None:
         launch_only(args.launch)
         return
     settings = vars(args) | {"out": args.out.name}
-    result: dict = {"environment": to_dict(environment("cuda")), "settings": settings, "aa": [], "sustained": [], "ab": []}
+    result: dict = {"environment": to_dict(environment("cuda")), "settings": settings}
+    result |= {"aa": [], "sustained": [], "ab": []}
     for kernel in KERNELS:
         call = attention(*kernel)
         call()
