@@ -77,8 +77,9 @@ def _decimals(value: float, half: float | None) -> int:
     if half <= 0.0:
         return _places(value, STEADY_DIGITS)
     exponent = math.floor(math.log10(half))
-    # Two digits below 3 keep the rounding of the interval itself under a sixth of it.
-    return max(0, -exponent + (half / 10.0**exponent < 3.0))
+    # Two digits below 3 keep the rounding of the interval itself under a sixth of it; and a value
+    # whose interval is wider than itself still shows two, or it would read as nothing.
+    return max(_places(value, 2), -exponent + (half / 10.0**exponent < 3.0), 0)
 
 
 def _places(value: float, digits: int) -> int:
