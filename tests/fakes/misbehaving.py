@@ -323,6 +323,17 @@ class WrongAndRaisesInClosing(Misbehaving):
         raise RuntimeError("the handle is gone")
 
 
+class ReportsNonsense(Misbehaving):
+    """Times itself, and says so."""
+
+    name = "reports-nonsense"
+
+    def launch(self, case, inputs):
+        launch = super().launch(case, inputs)
+        launch.reported_ms = lambda: float("nan")
+        return launch
+
+
 class HasConfigurations(Misbehaving):
     name = "has-configurations"
 

@@ -315,18 +315,18 @@ class GroupRun:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             phases = {} if entry.repeated else self._phases(entry)
+            builder.executed_flops = launch.executed_flops
+            timing = group.timings[position]
+            times = [timing, *(timings[position] for timings in group.by_timer.values())]
+            headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
+            record = builder.passed(headline, timing, timers=dict(zip(group.by_timer, own, strict=True)),
+                                    phases=phases, power=group.power)
         except Exception as error:  # the edge: see _open
             word = self.page.read()
             reason = reason_of(error, word.phase)
             raise_if_lost(self.device, entry.index, word.phase, reason)
             self._end(entry, Status.FAILED, reason)
             return None
-        builder.executed_flops = launch.executed_flops
-        timing = group.timings[position]
-        times = [timing, *(timings[position] for timings in group.by_timer.values())]
-        headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
-        record = builder.passed(headline, timing, timers=dict(zip(group.by_timer, own, strict=True)), phases=phases,
-                                power=group.power)
         record = moved(record, rounds=self.rounds, seconds=seconds)
         if self.baseline and entry.repeated:
             record = joined(self.baseline[1], record)
