@@ -37,6 +37,7 @@ CHINESE = {
     "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench", "Nsight Compute": "Nsight Compute",
     "A/A, worst": "A/A，最差", "SM clock": "SM 频率", "sampling": "采样用时",
     "pair": "对照", "true": "真值", "found": "测得", "right sign": "方向正确",
+    "interval leaves out 1": "区间不含 1", "power": "功耗", "A/A ratio, at the power limit": "功率上限下：A/A 之比",
     "wanted": "目标", "reached": "实际", "met": "达到", "yes": "是", "no": "否",
     "worst": "最差", "of": "/", "batch": "批大小", "length": "长度", "head dim": "头维度", "causal": "因果",
     "Useful TFLOP/s, median; the fastest in bold.": "有效 TFLOP/s，取中位数；最快者加粗。",
@@ -124,16 +125,26 @@ def precision(say: Say, path: Path) -> str:
     rows = []
     for item in data["aa"]:
         ours, theirs = ([row[key] for row in item["rows"]] for key in ("median_ms", "do_bench_ms"))
-        *shape, kind = item["kernel"]
         ncu = by_ncu(data, item["kernel"])
-        clocks = [mhz for row in item["rows"] if row["sm_mhz"] for mhz in row["sm_mhz"]]
         rows.append((
-            f"{kind} {', '.join(map(str, shape))}", time(statistics.median(theirs)), percent(spread(theirs)),
+            label(item["kernel"]), time(statistics.median(theirs)), percent(spread(theirs)),
             time(statistics.median(ours)), percent(spread(ours)), "" if ncu is None else time(ncu),
-            f"{worst(item['rows']):.5f}", f"{min(clocks):.0f}-{max(clocks):.0f} MHz" if clocks else "",
+            f"{worst(item['rows']):.5f}", clocks(item["rows"]),
             f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
         ))
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
+
+
+def power_limit(say: Say, path: Path) -> str:
+    """The same kernel twice, sustained."""
+    rows = []
+    for item in json.loads(path.read_text("utf-8")).get("sustained", ()):
+        ours = [row["median_ms"] for row in item["rows"]]
+        watts = [row["watts"] for row in item["rows"] if row["watts"]]
+        rows.append((label(item["kernel"]), time(statistics.median(ours)), percent(spread(ours)),
+                     f"{worst(item['rows']):.5f}", clocks(item["rows"]), f"{max(watts):.0f} W" if watts else ""))
+    words = ("kernel (batch, heads, length, head dim)", "attnbench", "spread", "A/A, worst", "SM clock", "power")
+    return markdown([say(word) for word in words], rows)
 
 
 def known_answers(say: Say, path: Path) -> str:
@@ -143,9 +154,10 @@ def known_answers(say: Say, path: Path) -> str:
     for item in data["ab"]:
         ratios = [row["ratio"] for row in item["rows"]]
         right = sum((ratio < 1) == (item["true"] < 1) for ratio in ratios)
+        sure = sum(_sign(row, item["true"]).met for row in item["rows"])
         rows.append((item["pair"], f"{item['true']:.5f}", f"{min(ratios):.5f}-{max(ratios):.5f}",
-                     f"{right} {say('of')} {len(ratios)}"))
-    return markdown([say(word) for word in ("pair", "true", "found", "right sign")], rows)
+                     f"{right} {say('of')} {len(ratios)}", f"{sure} {say('of')} {len(ratios)}"))
+    return markdown([say(word) for word in ("pair", "true", "found", "right sign", "interval leaves out 1")], rows)
 
 
 def overhead(say: Say, path: Path) -> str:
@@ -176,6 +188,7 @@ TABLES = {
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
     "quick-h200": Table(("quick-h200.json",), on_card),
     "precision-h200": Table(("precision-h200.json",), precision),
+    "power-limit-h200": Table(("precision-h200.json",), power_limit),
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
@@ -205,10 +218,12 @@ def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
         ("against Nsight Compute, under 30 µs", "within 3 % or 0.3 µs", [
             _beside(ms, ncu) for ms, item in short if (ncu := by_ncu(data, item["kernel"])) is not None]),
         ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
+        ("A/A ratio, at the power limit", "1 ± 0.1 %", [
+            _ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]]),
         ("A/A ratio, under 30 µs", "1 ± 0.2 % or a tick", [
             _ratio(row, 0.002, TICK_MS / ms) for ms, item in short for row in item["rows"]]),
         ("1 % found with the right sign", "all", [
-            _sign(row["ratio"], item["true"]) for item in data["ab"] for row in item["rows"]]),
+            _sign(row, item["true"]) for item in data["ab"] for row in item["rows"]]),
         ("device time a backend, against do_bench's", "no more", [_cost(item["rows"]) for item in data["aa"]]),
     ]
 
@@ -223,8 +238,11 @@ def _beside(ms: float, ncu: float) -> Finding:
     return Finding(off <= max(0.03 * ncu, 3e-4), off / ncu, f"{1e3 * off:.2f} µs ({percent(off / ncu)})")
 
 
-def _sign(ratio: float, true: float) -> Finding:
-    return Finding((ratio < 1) == (true < 1), abs(ratio - true), f"{ratio:.5f}")
+def _sign(row: dict[str, Any], true: float) -> Finding:
+    """Found is what the whole interval says."""
+    ends = (row["low"], row["high"])
+    met = None not in ends and (max(ends) < 1 if true < 1 else min(ends) > 1)
+    return Finding(met, abs(row["ratio"] - true), f"{row['ratio']:.5f}")
 
 
 def _cost(rows: Sequence[dict[str, Any]]) -> Finding:
@@ -250,6 +268,18 @@ def spread(values: Sequence[float]) -> float:
 def worst(rows: Iterable[dict[str, Any]]) -> float:
     """The ratio furthest from 1."""
     return max((row["ratio"] for row in rows), key=lambda ratio: abs(ratio - 1))
+
+
+def label(kernel: Sequence[Any]) -> str:
+    """A kernel of the benchmark: which, and its shape."""
+    *shape, kind = kernel
+    return f"{kind} {', '.join(map(str, shape))}"
+
+
+def clocks(rows: Iterable[dict[str, Any]]) -> str:
+    """Lowest and highest SM clock over repeats."""
+    seen = [mhz for row in rows if row["sm_mhz"] for mhz in row["sm_mhz"]]
+    return f"{min(seen):.0f}-{max(seen):.0f} MHz" if seen else ""
 
 
 def by_ncu(data: dict[str, Any], kernel: Sequence[Any]) -> float | None:
