@@ -24,8 +24,9 @@ EXAMPLES = ROOT / "examples"
 
 
 def python(*arguments: str, cwd: Path) -> str:
-    """What a Python process prints; one thread, because the tests share the machine."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
+    """What a Python process prints on a CPU; one thread, because the tests share the machine."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100",
+                   "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment,
                           timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
