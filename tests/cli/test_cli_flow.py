@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def test_a_seeds_suite_prints_what_the_seed_printed_and_our_table_beside_it(attn
     assert "Implementation" in attnbench("compare --device cpu").out
 
 
+def test_a_terminal_shows_one_table(attnbench, sweep, monkeypatch):
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
+    sweep.statuses = {"flex": Status.FAILED}
+    answer = attnbench("compare --device cpu --seqlen 4096 --headdim 128 --causal")
+    assert "Implementation" not in answer.out
+    assert re.search(r"failed\S* +flex +flex is made to be failed\n", answer.out)
+    assert answer.out.count("sdpa-math") == 1
+
+
 @pytest.mark.parametrize(("verb", "statuses", "code"), [
     ("run", {}, 0),
     ("run", {"sdpa": Status.INCORRECT}, 1),
@@ -250,6 +260,43 @@ def test_every_list_is_a_table(attnbench, no_torch, what):
     answer = attnbench(f"list {what}")
     assert (answer.code, answer.err) == (0, "")
     assert len(answer.out.splitlines()) > 1
+
+
+CLOSED = "{ " + shlex.quote(sys.executable) + " -m attnbench %s; }"
+
+
+@pytest.mark.parametrize("words", ["list suites", "list suites --json -", "run --dry-run --device cpu", "--help"])
+@pytest.mark.parametrize(("shut", "code"), [(">&-", 0), (">&- 2>&-", 0), (">/dev/full", 2)])
+def test_a_stdout_that_takes_nothing_is_no_traceback(tmp_path, words, shut, code):
+    done = subprocess.run(f"{CLOSED % words} {shut}", shell=True, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    said = "attnbench: stdout cannot be written (No space left on device); a place with room\n" if code else ""
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_suite_without_a_terminal_to_write_to_is_measured_all_the_same(tmp_path):
+    """With stdin, stdout and stderr closed their numbers would go to the worker's pipes."""
+    words = ("run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 --backends eager "
+             "--out kept")
+    done = subprocess.run(f"{CLOSED % words} <&- >&- 2>&-", shell=True, cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    assert done.returncode == 0
+    [path] = (tmp_path / "kept").iterdir()
+    assert [record.status for record in read(path).records] == [Status.PASSED]
+
+
+def test_what_steers_a_terminal_is_not_passed_on(attnbench):
+    answer = attnbench(["run", "\x1b[31mred\x07"])
+    assert answer.err.startswith("attnbench: suite=?[31mred? is not known")
+
+
+def test_a_disk_that_fills_up_takes_neither_the_table_nor_the_other_files(attnbench, sweep, saved):
+    answer = attnbench(f"{QUICK} --csv /dev/full --md rows.md")
+    assert answer.code == 2
+    assert "sdpa-math" in answer.out
+    assert f"written: {saved()[0]}, rows.md" in answer.out
+    assert answer.err == ("output: path=/dev/full cannot be written (No space left on device); "
+                          "a file in a folder you may write to\n")
 
 
 @pytest.mark.parametrize("words", ["list suites --json -", "list suites", "run --dry-run --device cpu", "--help"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from attnbench.store.layouts.seed_001 import COLUMNS
 from attnbench.store.runfile import SCHEMA
 
 MISTAKES = [
@@ -21,7 +23,12 @@ MISTAKES = [
     ("run --json --csv x", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
     ("run --json=--csv", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
     ("run --skip=--csv", 2, r"attnbench run: --skip=--csv starts like a flag, .*"),
-    ("run --json=", 2, r"attnbench run: --json='' is empty; a path, or - for stdout"),
+    ("run --json=", 2, r"attnbench run: --json='' is empty; a value, --json PATH"),
+    ("run --out=", 2, r"attnbench run: --out='' is empty; a value, --out DIR"),
+    ("run --backends= --device cpu", 2, r"attnbench run: --backends='' is empty; a value, --backends NAMES\|FILE\.py"),
+    ("run --backends ,", 2, r"attnbench: --backends=, names nothing; see `attnbench list backends`"),
+    ("run --skip ,", 2, r"attnbench: --skip=, names nothing; see `attnbench list backends`"),
+    ("run --json a --csv ./a", 2, r"attnbench run: --json=a is where --csv goes; a file of its own each"),
     ("run --json - --csv -", 2, r"attnbench run: --json=- wants stdout, as --csv does; one of them; give .*file name"),
     ("run --xlsx -", 2, r"export: xlsx=- is a binary format; a file name"),
     ("run --causal=yes", 2, r"attnbench run: --causal=yes takes no value; alone"),
@@ -39,6 +46,14 @@ MISTAKES = [
     ("run --device cuda:99", 3, r"device: device=cuda:99 is not there; .*"),
     ("run --timer stopwatch", 2, r"attnbench: --timer=stopwatch is not known; one of all, auto, .*wall"),
     ("run --device cpu --timer cupti", 3, r"attnbench: --timer=cupti does not work on cpu; it works on cuda"),
+    ("run --device cpu --l2 cold", 3, r"attnbench: --l2=cold is for GPUs; --l2 warm or auto on a CPU"),
+    ("run --device cpu --lock-clocks 1110", 3, r"attnbench: --lock-clocks=1110 is for GPUs; leave it out on a CPU"),
+    ("run --replicates 999999999", 2, r"attnbench: --replicates=9{9} times 8 cases are too many .*; at most 10000"),
+    ("run --seqlen " + ",".join(map(str, range(1, 201))) + " --seqlen-k " + ",".join(map(str, range(1, 201))), 2,
+     r"suite quick: cases=more than 10000 are too many for one run; at most 10000; fewer values on an axis"),
+    ("run --backends eager[x]", 2, r"backends: name=eager\[x\] asks for a configuration; eager has none"),
+    ("run --backends ./exits.py", 2, r"backends: file=\./exits\.py does not import: it ended .* code 7; a .*"),
+    ("list backends --backends ./exits.py", 2, r"backends: file=\./exits\.py does not import: it ended .* code 7; .*"),
     ("run --backends spda", 2, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
     ("run --backends nope-*", 2, r"backends: name=nope-\* matches no backend; one of .*"),
     ("run --backends ./no.py", 2, r"backends: file=\./no\.py is not there; a Python file with a Backend"),
@@ -50,7 +65,15 @@ MISTAKES = [
     ("run gpt2-small --seqlen 7", 2, r"suite gpt2-small: seqlen=7 selects none of its cases; one of 1024; .*"),
     ("run ./no.toml", 2, r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: compare, .*"),
     ("run ./typo.toml", 2, r"suite typo\.toml: titel='t' is not a key; one of name, title, .*; did you mean title\?"),
+    ("run ./deep.toml", 2, r"suite deep\.toml: path=deep\.toml is nested too deeply; a TOML file of a few levels"),
+    ("run ./dotted.toml", 2, r"suite dotted\.toml: a=\{.{1,60} is not a key; one of name, .*"),
+    ("run ./long.toml", 2, r"suite long\.toml: path=long\.toml cannot be read \(Exceeds the limit .*\); a TOML file"),
+    ("run ./pipe.toml", 2, r"suite pipe\.toml: path=pipe\.toml cannot be read \(not a regular file\); a TOML file"),
+    ("run ./loop.toml", 2, r"suite loop\.toml: path=loop\.toml cannot be read \(Too many levels .*\); a TOML file"),
+    ("run ./folder.toml", 2, r"suite folder\.toml: path=folder\.toml cannot be read \(Is a directory\); a TOML file"),
+    ("run ./timer.toml", 2, r"attnbench: --timer=foo is not known; one of .*"),
     ("run ./layout.toml", 2, r"suite s: layout=seed-oo1 is not known; one of .*; did you mean seed-001\?"),
+    ("run --csv ./locked.csv", 2, r"output: path=locked\.csv cannot be written \(Permission denied\); a file .*"),
     ("run --csv ./folder", 2, r"output: path=folder cannot be written \(Is a directory\); a file .*"),
     ("run --csv ./file.txt/rows.csv", 2, r"output: path=file.txt/rows.csv cannot be written \(.*\); .*"),
     ("run --out ./file.txt", 2, r"output: path=file.txt/\S+ cannot be written \(.*\); .*"),
@@ -77,6 +100,7 @@ MISTAKES = [
     ("export ./cut.json --layout seed-001 --csv a --to b", 2, r"attnbench export: --layout=seed-001 has one place.*"),
     ("export ./cut.json --layout seed-001 --xlsx a.xlsx", 2, r"attnbench export: --layout=.* is no xlsx; --to PATH"),
     ("import", 2, r"attnbench import: PATH is missing; .*"),
+    ("import ./wide.csv", 2, r"\S*wide\.csv: line=2 cannot be read \(field larger than .*\); 10 fields"),
     ("import ./nope.csv", 2, r"import: path=nope\.csv does not exist; .*"),
     ("import ./file.txt", 2, r"import: path=\S*file\.txt is of no known layout; a file of layout seed-001, .*"),
     ("import ./file.txt --layout seed-7", 2, r"layout: name=seed-7 is not known; .*"),
@@ -84,8 +108,21 @@ MISTAKES = [
 
 
 @pytest.fixture
-def folder(attnbench):
+def folder(attnbench, monkeypatch):
     """Files that a mistake can be made with; the command runs among them."""
+    Path("exits.py").write_text("import os\nos._exit(7)\n")
+    Path("deep.toml").write_text("a = " + "[" * 3000)
+    Path("dotted.toml").write_text("a." * 3000 + "b = 1")
+    Path("long.toml").write_text("a = " + "9" * 5000)
+    Path("timer.toml").write_text('name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
+                                  'settings = { timer = "foo" }\n')
+    Path("loop.toml").symlink_to("loop.toml")
+    os.mkfifo("pipe.toml")
+    Path("folder.toml").mkdir()
+    Path("wide.csv").write_text(f"{','.join(COLUMNS)}\n{'x' * 200_000}\n")
+    Path("locked.csv").write_text("kept")
+    real = os.access  # whoever runs the tests as root may write everything
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked.csv" and real(path, mode))
     Path("folder").mkdir()
     Path("file.txt").write_text("nothing\n")
     Path("broken.py").write_text("x = 1\nx / 0\n")

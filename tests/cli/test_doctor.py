@@ -1,6 +1,5 @@
 """The doctor on a machine with a fake H200, and on one without a GPU."""
 
-import argparse
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from attnbench.backends import registry
 from attnbench.backends.base import Backend
 from attnbench.cli import doctor
 from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine import child
 
@@ -80,7 +80,7 @@ def backends(tmp_path, monkeypatch):
 
 
 def parsed(*arguments):
-    parser = argparse.ArgumentParser()
+    parser = Parser("doctor", "what")
     doctor.add_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -195,10 +195,10 @@ def test_a_gpu_asked_for_and_not_there_is_exit_3(no_driver, watch):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (("--watch", "0"), "watch=0 is not a period; 0.05 to 3600 seconds"),
-    (("--watch", "nan"), "watch=nan is not a period; 0.05 to 3600 seconds"),
-    (("--watch", "--device", "cpu"), "device=cpu has nothing to watch; auto, cuda or cuda:N"),
-    (("--watch", "--json", "-"), "json=- does not go with --watch; one of the two"),
+    (("--watch", "0"), "attnbench doctor: --watch=0 is not a period; 0.05 to 3600 seconds"),
+    (("--watch", "nan"), "attnbench doctor: --watch=nan is not a period; 0.05 to 3600 seconds"),
+    (("--watch", "--device", "cpu"), "attnbench doctor: --device=cpu has nothing to watch; auto, cuda or cuda:N"),
+    (("--watch", "--json", "-"), "attnbench doctor: --json=- does not go with --watch; one of the two"),
     (("--device", "gpu"), "device=gpu is not known; auto, cpu, cuda or cuda:N")])
 def test_wrong_flags(nvml, arguments, words):
     with pytest.raises(UsageError, match=words):
@@ -206,10 +206,11 @@ def test_wrong_flags(nvml, arguments, words):
 
 
 WATCH = """
-import argparse, sys
+import sys
 from attnbench.cli import doctor
 from attnbench.cli.output import Output
-parser = argparse.ArgumentParser()
+from attnbench.cli.parser import Parser
+parser = Parser("doctor", "what")
 doctor.add_arguments(parser)
 sys.exit(doctor.run(parser.parse_args(["--watch", "0.05"])))
 """

@@ -215,3 +215,8 @@ def test_a_run_with_a_seed_layout_has_our_tables_too():
     lost = make_run([make_lost(make_case(), "a", Status.OOM, "too large")], layout="seed-001")
     assert "oom  a  too large" in printed(lost)
     assert "median ms" in printed(make_run(layout="seed-004"))
+
+
+def test_what_steers_a_terminal_is_shown_as_a_question_mark():
+    run = make_run([make_lost(make_case(), "a", Status.FAILED, "\x1b[2Jgone\x07")])
+    assert "?[2Jgone?" in printed(run)

@@ -108,6 +108,12 @@ def test_xlsx_survives_what_a_terminal_says():
     assert row["backend"] == "#N/A"
 
 
+def test_xlsx_writes_what_no_double_holds_digit_for_digit():
+    run = make_run([make_lost(make_case(seqlen=10**400), "a", Status.FAILED, "x")])
+    names, line = openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"].iter_rows(values_only=True)
+    assert dict(zip(names, line, strict=True))["case.seqlen"] == str(10**400)
+
+
 def test_pandas_has_the_columns_of_the_csv():
     frame = to_pandas(RUN)
     assert list(frame.columns) == rows.columns(RUN)

@@ -58,7 +58,7 @@ def test_seed_001_says_when_the_reference_is_torch_and_when_there_is_none():
     assert SEED_001.console(run).splitlines()[1] == (
         "eager,64,512,2.000000,2.000000,2.000000,2.000000,0.000000,,4.0000"
     )
-    assert SEED_001.notes(run) == ("seed-001: no Reference row: flash-attn-2 nor sdpa-flash was measured",)
+    assert SEED_001.notes(run) == ("seed-001: no Reference row: neither flash-attn-2 nor sdpa-flash was measured",)
 
 
 def test_seed_001_makes_a_file_a_sweep_and_names_who_is_lost(tmp_path):
@@ -94,8 +94,10 @@ def test_seed_001_is_read_back(tmp_path):
         ("a,64,512,fast,1,1,1,0,100,8", r"sweep\.csv:2: Mean=fast is not a number; a finite number or nothing"),
         ("a,64,512,nan,1,1,1,0,100,8", r"Mean=nan is not a number"),
         ("a,64,512,,1,1,1,0,100,8", r"Mean= is not a time; milliseconds above 0"),
-        ("a,64.5,512,1,1,1,1,0,100,8", r"d_head=64\.5 is not a size; a whole number above 0"),
+        ("a,64.5,512,1,1,1,1,0,100,8", r"d_head=64\.5 is not a size; a whole number from 1 to 2147483648"),
         ("a,64,,1,1,1,1,0,100,8", r"seq_len= is not a size"),
+        (f"a,64,{'9' * 40},1,1,1,1,0,100,8", r"seq_len=9+ is not a size"),
+        ("x" * 200_000, r"sweep\.csv: line=2 cannot be read \(field larger than field limit .*\); 10 fields"),
     ],
 )
 def test_seed_001_names_the_field_that_is_wrong(tmp_path, line, message):
@@ -103,6 +105,14 @@ def test_seed_001_names_the_field_that_is_wrong(tmp_path, line, message):
     path.write_text(f"{HEADER}\n{line}\n")
     with pytest.raises(RunFileError, match=message):
         SEED_001.read(path)
+
+
+@pytest.mark.parametrize("seqlen", [None, "512", [512], {}])
+def test_seed_001_takes_sizes_that_are_numbers(seqlen):
+    record = make_record(make_case(), "sdpa-flash")
+    run = make_run([dataclasses.replace(record, case=record.case | {"seqlen": seqlen})])
+    with pytest.raises(UsageError, match="seed-001: workload=attention has no headdim and seqlen; a run of attention"):
+        SEED_001.console(run)
 
 
 def test_seed_001_takes_what_has_a_time_and_a_shape():
@@ -190,7 +200,7 @@ def test_compare_never_drops_a_backend_silently():
     assert lines[2] == "PyTorch Standard             1.500              -             -"
     assert lines[-1] == "flash-attn-2: skipped: missing"
     assert not any("Lowest Memory" in line for line in lines)
-    assert SEED_004.notes(run) == ("seed-004: no Flash Attention: flash-attn-2 nor sdpa-flash was measured",)
+    assert SEED_004.notes(run) == ("seed-004: no Flash Attention: neither flash-attn-2 nor sdpa-flash was measured",)
 
 
 def test_several_cases_are_named_and_do_not_fit_results_json(tmp_path):

@@ -120,6 +120,8 @@ def test_an_empty_run_is_a_run():
         ({"records__2__status": "fine"}, r"records\[2\]\.status: 'fine' is not known; one of passed, incorrect"),
         ({"records__1__time__samples_ms": [1.0, "2"]}, r"records\[1\]\.time\.samples_ms\[1\]: '2' is not a float"),
         ({"records__1__time__samples_ms": [1.0, -2.0, *[1.0] * 58]}, r"samples_ms\[1\]=-2.0 is not a time; a number"),
+        ({"records__1__time__host_ms": 1e308}, r"records\[1\]\.time\.host_ms=1e\+308 is not a time; a number of milli"),
+        ({"records__1__time__tick_ms": -1.0}, r"records\[1\]\.time\.tick_ms=-1.0 is not a time"),
         ({"records__1__time__rounds": [1, 2]}, r"time\.rounds has 2 values; none or as many as samples, 60"),
         ({"records__0__time__timer": None}, r"records\[0\]\.time\.timer: None is not a str"),
         ({"records__5__reason": None}, r"status=skipped has no reason"),
@@ -144,7 +146,7 @@ def test_a_wrong_field_is_named_in_one_line(change, message):
         ('{"schema": NaN}', r"NaN is not JSON"),
         ('{"schema": 1, "run": {}, "records": []}', r"id: missing field"),
         ('{"schema": ' + "1" * 5000 + "}", r"cannot be read"),
-        ("[" * 200_000, r"cannot be read"),
+        ("[" * 200_000, r"its content is nested too deeply; a run file written by attnbench run"),
     ],
 )
 def test_what_is_no_run_file_is_refused_in_one_line(text, message):
@@ -165,6 +167,21 @@ def test_a_file_cut_short_anywhere_says_so(end):
 def test_a_huge_number_is_refused():
     with pytest.raises(RunFileError, match=r"cannot be held|is not"):
         runfile.loads(edited(records__0__time__samples_ms=[10**400]))
+
+
+def test_a_byte_order_mark_is_no_obstacle(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_bytes(b"\xef\xbb\xbf" + WHOLE.encode())
+    assert runfile.read(path) == runfile.loads(WHOLE)
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text("kept")
+    monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write everything
+    with pytest.raises(UsageError, match=rf"output: path={path} cannot be written \(Permission denied\)"):
+        runfile.write(make_run(), path)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("run.json", "kept")]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_cases_of_a_device_put_the_axes_aside(write):
 
 @pytest.mark.parametrize(("old", "new", "message"), [
     ('name = "mine"', 'nane = "mine"', r"nane='mine' is not a key; one of name, title, .*; did you mean name\?"),
-    ('name = "mine"', "", r"name='' cannot be used; a text in quotes"),
+    ('name = "mine"', "", r"name is missing; a text in quotes"),
     ('name = "mine"', "name = 3", r"name=3 cannot be used; a text in quotes"),
     ('"attention"', '"atention"', r"workload=atention is not known; one of attention.*; did you mean attention\?"),
     ("rel_ci = 0.05", "rel_cii = 0.05", r"settings\.rel_cii=0\.05 is not a key; one of warmup, .* mean rel_ci\?"),

@@ -7,13 +7,14 @@ edge where errors become one line on stderr and an exit code: 0 done, 1 a check 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from attnbench import __version__
-from attnbench.cli.output import Output
+from attnbench.cli.output import Output, fill_closed_streams
 from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
 
 VERBS = {
@@ -30,6 +31,8 @@ MODULES = {"list": "listing", "export": "exporting", "import": "importing"}
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of files every failure is a UsageError already; these are left to stdout."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    fill_closed_streams()
     output = Output()
     try:
         code = _dispatch(words, output)
@@ -53,10 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.note("attnbench: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; what Python would flush at exit must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _forget_stdout()
+        output.note(f"attnbench: stdout cannot be written ({error.strerror}); a place with room")
+        return UsageError.exit_code
     return code
+
+
+def _forget_stdout() -> None:
+    """Nobody takes what is left: what Python would flush at exit must not complain either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str], output: Output) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
 from attnbench.cli.request import resumed
-from attnbench.errors import NothingToRun
+from attnbench.errors import AttnbenchError, NothingToRun
 from attnbench.record import Run, Status
 
 if TYPE_CHECKING:
@@ -75,9 +76,13 @@ def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, 
     from attnbench.store.exports import export
 
     # Files before the screen: whoever reads the table may leave in the middle of it.
-    written = [target for name, target in asked.items() if target != "-" and export(run, name, target)]
-    if path is not None:
-        written.insert(0, str(path))
+    written = [] if path is None else [str(path)]
+    failed: AttnbenchError | None = None
+    for name, target in asked.items():
+        try:
+            written += [target] if target != "-" and export(run, name, target) else []
+        except AttnbenchError as error:  # a disk that filled up meanwhile takes neither table nor other files along
+            failed = failed or error
     if not output.quiet:
         output = _show(run, output, show)
     for name, target in asked.items():
@@ -88,19 +93,22 @@ def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, 
             output.line(str(path))
     elif written:
         output.line(f"written: {', '.join(written)}")
+    if failed is not None:
+        raise failed
 
 
 def _show(run: Run, output: Output, show: Show) -> Output:
     """Print the run.
 
-    A suite with a seed's layout prints on stdout what the seed's program printed, for the scripts that
-    read it; our own table and what follows goes to stderr then.
+    Into a pipe or a file, a suite with a seed's layout prints what the seed's program printed, for the
+    scripts that read it; our own table and what follows goes to stderr then.  A terminal shows ours alone.
     """
     from attnbench.report.table import render_run
     from attnbench.store.layouts import load_layout
 
     timed = any(record.time is not None for record in run.records)
-    layout = load_layout(run.layout) if run.layout is not None and timed else None
+    wanted = run.layout is not None and timed and not sys.stdout.isatty()
+    layout = load_layout(run.layout) if run.layout is not None and wanted else None
     text = layout.console(run) if layout is not None else None
     if layout is None or text is None:
         show(run, output.console())
@@ -130,7 +138,9 @@ def verdict(run: Run) -> int:
 def nothing_ran(run: Run) -> NothingToRun:
     """Why a run has no result, from its first record."""
     first = next((record for record in run.records if record.reason), None)
-    reason = f"{first.backend} {first.status.value}: {first.reason}" if first else "its plan is empty"
+    if first is None or first.reason is None:
+        return NothingToRun(f"attnbench: suite={run.suite} has no row that could run; its plan is empty")
+    reason = f"{first.backend} {first.status.value}: {first.reason.removeprefix(f'{first.backend}: ')}"
     return NothingToRun(f"attnbench: suite={run.suite} has no row that could run; {reason}")
 
 
@@ -173,10 +183,10 @@ def _show_plan(run: Run, files: tuple[str, ...], output: Output) -> None:
         names = ", ".join(group.backends)
         table.add_row(group.group, '"' if names == shown else names)
         shown = names
-    console = output.console()
-    console.print(table)
+    time = estimate(run, files=files)
+    output.console().print(table)
     rows = sum(len(group.backends) for group in groups)
     output.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
                 f"baseline {run.settings.baseline}")
-    output.line(f"time: {estimate(run, files=files)}")
+    output.line(f"time: {time}")
     output.line(f"command: {run.command}")

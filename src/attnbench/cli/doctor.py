@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnbench.backends.base import Backend
+    from attnbench.cli.parser import Parser
     from attnbench.machine.advice import Advice
     from attnbench.machine.imports import ImportOutcome
     from attnbench.machine.nvml import Gpu, GpuProcess, GpuState
     from attnbench.machine.tools import Profiler
 
+WHO = "attnbench doctor"
 WATCH_S = 0.5
 COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested here": "magenta"}
 IMPORTS_AT_ONCE = 4
@@ -77,12 +79,14 @@ class Report:
     backends: list[BackendRow]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Flags of ``attnbench doctor``."""
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - is stdout")
     parser.add_argument("--watch", nargs="?", const=str(WATCH_S), metavar="SECONDS",
                         help=f"show the GPU live, every SECONDS ({WATCH_S}); Ctrl-C ends")
+    parser.example("attnbench doctor", "attnbench doctor --json - | jq '.backends[] | {name, state}'",
+                   "attnbench doctor --watch 1 --device cuda:1")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -344,7 +348,7 @@ def _plain(text: str) -> str:
 
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or not 0.05 <= float(text) <= 3600:
-        raise UsageError(refusal("doctor", "watch", text, "is not a period", "0.05 to 3600 seconds"))
+        raise UsageError(refusal(WHO, "--watch", text, "is not a period", "0.05 to 3600 seconds"))
     return float(text)
 
 
@@ -354,9 +358,9 @@ def _watch(output: Output, device: str, seconds: float, json_path: str | None) -
     from attnbench.machine.watch import watch
 
     if json_path:
-        raise UsageError(refusal("doctor", "json", json_path, "does not go with --watch", "one of the two"))
+        raise UsageError(refusal(WHO, "--json", json_path, "does not go with --watch", "one of the two"))
     if not re.fullmatch(r"auto|cuda(:\d+)?", device):
-        raise UsageError(refusal("doctor", "device", device, "has nothing to watch", "auto, cuda or cuda:N"))
+        raise UsageError(refusal(WHO, "--device", device, "has nothing to watch", "auto, cuda or cuda:N"))
     gpu = Gpu.open("cuda:0" if device in ("auto", "cuda") else device)
     try:
         watch(output.console(), gpu, seconds)

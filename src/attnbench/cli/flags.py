@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from attnbench.cli.parser import BooleanAxis, Parser
 from attnbench.errors import UsageError, refusal
@@ -94,7 +95,7 @@ def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
     """Exports asked for, by exporter's name.
 
     Raises:
-        UsageError: two of them for stdout.
+        UsageError: two of them for stdout, or for one file.
     """
     asked = {name.removeprefix("export_"): path for name, path in vars(args).items()
              if name.startswith("export_") and path is not None}
@@ -102,9 +103,11 @@ def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
     if len(piped) > 1:
         wrong = f"wants stdout, as --{piped[0]} does"
         raise UsageError(refusal(who, f"--{piped[1]}", "-", wrong, "one of them", "give the other a file name"))
+    places: dict[Path, str] = {}
     for name, path in asked.items():
-        if not path:
-            raise UsageError(refusal(who, f"--{name}", "''", "is empty", "a path, or - for stdout"))
+        first = places.setdefault(Path(path).absolute(), name)
+        if path != "-" and first != name:
+            raise UsageError(refusal(who, f"--{name}", path, f"is where --{first} goes", "a file of its own each"))
     return asked
 
 
@@ -121,12 +124,30 @@ def check_exports(asked: dict[str, str], by: str | None = None) -> None:
 
 
 def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split what --backends was given into selectors and files."""
-    from attnbench.backends.registry import split_selectors
+    """Split what --backends was given into selectors and files.
 
-    words = [word for value in values or () for word in split_selectors(value)]
+    Raises:
+        UsageError: a value names nothing.
+    """
+    words = selector_words("--backends", values)
     files = [word for word in words if word.endswith(".py")]
     return tuple(word for word in words if not word.endswith(".py")), tuple(dict.fromkeys(files))
+
+
+def selector_words(flag: str, values: Sequence[str] | None) -> list[str]:
+    """Selectors of a flag that may be given several times.
+
+    Raises:
+        UsageError: a value names nothing.
+    """
+    from attnbench.backends.registry import split_selectors
+
+    words = []
+    for value in values or ():
+        if not (named := split_selectors(value)):
+            raise UsageError(refusal("attnbench", flag, value, "names nothing", "see `attnbench list backends`"))
+        words += named
+    return words
 
 
 def _dashed(name: str) -> str:

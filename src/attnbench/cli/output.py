@@ -31,7 +31,7 @@ class Output:
     def note(self, text: str) -> None:
         """Write a line that is not the result: an error, a remark."""
         sys.stdout.flush()
-        _write(sys.stderr, text)
+        _write(sys.stderr, "".join(letter if letter.isprintable() else "?" for letter in text))
         sys.stderr.flush()
 
     def flush(self) -> None:
@@ -58,6 +58,19 @@ class Output:
         from rich.console import Console
 
         return Console(stderr=True)
+
+
+def fill_closed_streams() -> None:
+    """Give standard streams that were closed (``>&-``) a place to write to.
+
+    Left empty, their numbers would go to the next files and pipes opened, and a worker's output into those.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 (to the end)
 
 
 def _write(stream: TextIO, text: str) -> None:

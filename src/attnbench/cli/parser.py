@@ -118,10 +118,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse ``--json=--csv``: almost certainly a forgotten value."""
+        """Refuse ``--json=--csv``, almost certainly a forgotten value, and ``--out "$UNSET"``."""
+        flag = action.option_strings[0] if action.option_strings else str(action.metavar)
         for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and not one.strip() and action.nargs != 0:
+                raise UsageError(refusal(self.prog, flag, f"'{one}'", "is empty", self._wanted(flag)))
             if isinstance(one, str) and one.startswith("--") and action.nargs != 0:
-                flag = action.option_strings[0] if action.option_strings else str(action.metavar)
                 wrong = "starts like a flag, so it is no value"
                 raise UsageError(refusal(self.prog, flag, one, wrong, self._wanted(flag)))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnbench.cli.flags import AXIS, backend_words
+from attnbench.cli.flags import AXIS, backend_words, selector_words
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
@@ -38,6 +38,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     who = f"attnbench {verb}"
     settings = _settings(args, who)
     asked_axes = _axis_words(args, who)
+    load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
     device = resolve(settings.pop("device", "auto"))
     found = load_suite(suite, device.partition(":")[0])
     found = with_axes(found, {name: values for name, values in (axes or {}).items() if name not in asked_axes})
@@ -50,12 +51,12 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     selectors, files = backend_words(args.backends)
     request = Request(
         suite=found, device=device, axes={**surroundings, **given},
-        backends=selectors, skip=tuple(args.skip or ()), baseline=args.baseline,
+        backends=selectors, skip=tuple(selector_words("--skip", args.skip)), baseline=args.baseline,
         settings={**settings, **(fixed or {})}, files=files)
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}
     command = _command(args, verb, suite, asked_axes)
     run = build(request, run_id=new_id(), command=command, started=now())
-    check_names(run)
+    check_settings(run)
     return run
 
 
@@ -86,12 +87,12 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     return run, path
 
 
-def check_names(run: Run) -> None:
-    """Look up the names a suite or a flag gave for what `suites` does not know.
+def check_settings(run: Run) -> None:
+    """Look up what a suite or a flag asks for and `suites` cannot judge.
 
     Raises:
         UsageError: no such timer or layout.
-        Unavailable: the timer does not work on this kind of device.
+        Unavailable: the timer, the cache state or the clocks are not for this kind of device.
     """
     from attnbench.measure.timer import all_timers
     from attnbench.store.layouts import layout_names
@@ -103,6 +104,11 @@ def check_names(run: Run) -> None:
     if name in timers and kind not in timers[name].devices:
         works = f"it works on {' and '.join(timers[name].devices)}"
         raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {kind}", works))
+    if kind == "cpu" and run.settings.l2 == "cold":
+        raise Unavailable(refusal("attnbench", "--l2", "cold", "is for GPUs", "--l2 warm or auto on a CPU"))
+    if kind == "cpu" and run.settings.lock_clocks is not None:
+        raise Unavailable(refusal("attnbench", "--lock-clocks", run.settings.lock_clocks, "is for GPUs",
+                                  "leave it out on a CPU"))
     if run.layout is not None and run.layout not in layout_names():
         raise unknown(f"suite {run.suite}", "layout", run.layout, layout_names())
 

@@ -29,7 +29,8 @@ class Paper:
         return self.console.width
 
     def words(self, text: str) -> str:
-        """`text` in letters that the console can show."""
+        """`text` in letters that the console can show; what would steer a terminal is none."""
+        text = "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
         return text.translate(PLAIN_LETTERS).encode("ascii", "replace").decode() if self._plain else text
 
     def text(self, text: str, style: str = "") -> Text:

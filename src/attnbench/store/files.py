@@ -24,6 +24,7 @@ def check_writable(path: str | Path) -> None:
             raise IsADirectoryError(None, "Is a directory")
         if _is_special(path):
             return
+        _check_unlocked(path)
         folder = path.resolve().parent
         while not folder.exists():
             folder = folder.parent
@@ -46,9 +47,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         if _is_special(path):
             path.write_bytes(data)
         else:
+            _check_unlocked(path)
             _replace(path.resolve(), data)
     except (OSError, ValueError) as error:
         raise _refused(path, error) from None
+
+
+def _check_unlocked(path: Path) -> None:
+    """A rename would replace a file that its owner made read-only."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(None, "Permission denied")
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import secrets
 from datetime import UTC, datetime
@@ -24,6 +23,10 @@ from attnbench.store.files import write_bytes
 # A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
 # and lose nothing.
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
+LONGEST_MS = 1e12
+"Thirty years: what is longer was not measured."
+TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
+              field.name != "samples_ms")
 ACCEPTED = "a run file written by attnbench run"
 
 
@@ -67,7 +70,7 @@ def read(path: str | Path) -> Run:
         RunFileError: the file is missing, cut short, of a newer schema, or not a run file.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         words = getattr(error, "strerror", None) or "is not text in UTF-8"
         raise RunFileError(refusal("run file", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
@@ -152,8 +155,10 @@ def _parse(text: str, who: str) -> Any:
         wrong = "is cut short" if cut else f"is not JSON ({error.msg})"
         place = f"{error.lineno}, column {error.colno}"
         raise RunFileError(refusal(who, "line", place, wrong, ACCEPTED)) from None
-    except (ValueError, RecursionError) as error:
-        raise RunFileError(refusal(who, "content", error, "cannot be read", ACCEPTED)) from None
+    except RecursionError:
+        raise RunFileError(f"{who}: its content is nested too deeply; {ACCEPTED}") from None
+    except ValueError as error:
+        raise RunFileError(f"{who}: its content cannot be read ({error}); {ACCEPTED}") from None
 
 
 def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -188,8 +193,12 @@ def _check(item: Record, where: str) -> None:
 
 
 def _check_samples(time: Time, where: str) -> None:
+    for name in TIMES:
+        value = getattr(time, name)
+        if value is not None and not 0 <= value < LONGEST_MS:
+            raise RunFileError(f"{where}.{name}={value} is not a time; a number of milliseconds, 0 or more")
     for index, sample in enumerate(time.samples_ms):
-        if not (math.isfinite(sample) and sample >= 0):
+        if not 0 <= sample < LONGEST_MS:
             raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
     for name in ("rounds", "at_s", "sm_mhz"):
         _check_length(f"{where}.{name}", getattr(time, name), len(time.samples_ms))

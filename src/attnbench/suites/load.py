@@ -22,6 +22,7 @@ The shipped suites are the ``.toml`` files of this folder; a named case of one i
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,10 @@ DEVICES = ("cpu", "cuda")
 
 SECTION = ("backends", "baseline", "settings", "axes", "cases", "batch_by_seqlen")
 TOP = ("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)
+
+SHOWN = reprlib.Repr()
+"""How messages spell a value: whatever nests too deep or is too long is cut."""
+SHOWN.maxlevel, SHOWN.maxstring, SHOWN.maxother, SHOWN.maxlong = 3, 60, 60, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +137,19 @@ def _shipped() -> dict[str, _Document]:
 def _read(path: Path) -> _Document:
     who = f"suite {path.name}"
     try:
-        return _Document(tomllib.loads(path.read_text("utf-8")), path.name, False)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(None, "not a regular file")  # reading a pipe or a device may never end
+        # Editors of some systems begin a file with a byte order mark.
+        return _Document(tomllib.loads(path.read_text("utf-8-sig")), path.name, False)
     except FileNotFoundError:
         wrong, todo = "is not there", f"shipped suites: {', '.join(suite_names())}"
         raise UsageError(refusal(who, "path", path, wrong, "a TOML file", todo)) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(refusal(who, "path", path, f"is not TOML ({error})", "a TOML file")) from None
+    except RecursionError:
+        raise UsageError(refusal(who, "path", path, "is nested too deeply", "a TOML file of a few levels")) from None
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or "not UTF-8"
+        words = getattr(error, "strerror", None) or ("not UTF-8" if isinstance(error, UnicodeError) else str(error))
         raise UsageError(refusal(who, "path", path, f"cannot be read ({words})", "a TOML file")) from None
 
 
@@ -147,7 +157,9 @@ def _build(document: _Document, device: str) -> Suite:
     who, data = document.who, document.data
     _check_keys(who, "", data, TOP)
     for key in ("name", "title", "workload"):
-        _text(who, key, data.get(key, ""))
+        if key not in data:
+            raise UsageError(f"{who}: {key} is missing; a text in quotes")
+        _text(who, key, data[key])
     workload = load_workload(_known_workload(who, data["workload"]))
     suites = {}
     for kind in DEVICES:
@@ -309,5 +321,5 @@ def _wrong(who: str, key: str, value: Any, accepted: str) -> UsageError:
 
 
 def _show(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    text = " ".join(SHOWN.repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."

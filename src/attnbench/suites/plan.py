@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Backend
+from attnbench.backends.describe import Described
 from attnbench.backends.registry import parse_selector, select, split_selectors
 from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unknown
 from attnbench.record import PlannedGroup, Run, Settings
@@ -21,6 +22,9 @@ from attnbench.suites.load import NamedCase, Suite
 from attnbench.suites.settings import settle
 from attnbench.suites.strangers import known_backends, strangers
 from attnbench.workloads.base import Axis, Workload, load_workload
+
+MOST_GROUPS = 10_000
+"""Above any run that ends: lists whose product slipped are refused at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,10 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
     settings = Settings(device=request.device, baseline=baseline,
                         **settle("attnbench", dict(suite.settings), dict(request.settings)))
     cases = expand(suite, workload, request.axes)
+    _check_configs(backends, known_backends(request.files), cases)
+    if len(cases) * settings.replicates > MOST_GROUPS:
+        wrong = f"times {len(cases)} cases are too many groups for one run"
+        raise UsageError(refusal("attnbench", "--replicates", settings.replicates, wrong, f"at most {MOST_GROUPS}"))
     groups = [PlannedGroup(group=case_id if replicate == 0 else f"{case_id}#{replicate}", workload=workload.name,
                            case=case.to_dict(), case_id=case_id, backends=backends, replicate=replicate)
               for replicate in range(settings.replicates) for case_id, case in cases.items()]
@@ -82,7 +90,10 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
             raise unknown(suite.who, "axis", name, [axis.name for axis in workload.axes])
     rows = _listed(suite, asked) if suite.cases else _crossed(suite, workload, asked)
     cases: dict[str, Any] = {}
-    for values in rows:
+    for number, values in enumerate(rows):
+        if number == MOST_GROUPS:
+            raise UsageError(refusal(suite.who, "cases", f"more than {number}", "are too many for one run",
+                                     f"at most {number}", "fewer values on an axis"))
         case = workload.case(values)
         cases.setdefault(case.id, case)
     return cases
@@ -193,6 +204,23 @@ def _backends(request: Request) -> tuple[tuple[str, ...], str]:
         raise NothingToRun(refusal(suite.who, "backends", ",".join(asked), wrong, "see `attnbench list backends`"))
     baseline = names[0] if request.baseline else _one(request, suite.baseline or kept[0], known, kind)
     return tuple(kept), baseline if baseline in kept else kept[0]
+
+
+def _check_configs(backends: Iterable[str], known: Mapping[str, Backend], cases: Mapping[str, Any]) -> None:
+    """Refuse ``name[short]`` where no case has that configuration; of a user's file only its worker knows.
+
+    Raises:
+        UsageError: naming it and what there is.
+    """
+    for selector in backends:
+        name, short = parse_selector(selector)
+        if short is None or isinstance(known[name], Described):
+            continue
+        there = {config.short for case in cases.values() for config in known[name].configs(case)}
+        if not there:
+            raise UsageError(refusal("backends", "name", selector, "asks for a configuration", f"{name} has none"))
+        if short not in there:
+            raise unknown(name, "config", short, there)
 
 
 def _one(request: Request, selector: str, known: Mapping[str, Backend], kind: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 "Characters that a workbook may not hold (ECMA-376 keeps to XML 1.0)."
 LONGEST_TEXT = 32767
+LARGEST_WHOLE = 2**53
+"Numbers of a workbook are doubles: above this a whole number is written as text, digit for digit."
 
 
 def render(run: Run) -> bytes:
@@ -52,7 +54,7 @@ def _cell(sheet: Any, value: Any) -> WriteOnlyCell | None:
 
     if value is None:
         return None
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= LARGEST_WHOLE):
         return WriteOnlyCell(sheet, value=value)
     cell = WriteOnlyCell(sheet, value=CONTROL.sub("\N{REPLACEMENT CHARACTER}", as_text(value))[:LONGEST_TEXT])
     cell.data_type = "s"  # openpyxl takes a leading = for a formula and #N/A for an error

@@ -36,6 +36,7 @@ COLUMNS = ("Kernel Name", "d_head", "seq_len", "Mean", "Median", "Min", "Max", "
 REFERENCE, V3 = "Reference", "V3"
 REFERENCES = (REFERENCE, "flash-attn-2", "sdpa-flash")
 "Who may be the reference; the first that was measured is."
+LARGEST = 2**31
 THIRD = (V3, "flash-attn-3", "fa3-fwd")
 
 
@@ -74,7 +75,11 @@ class Seed001(Layout):
         if tuple(reader.fieldnames or ()) != COLUMNS:
             found = ",".join(reader.fieldnames or ())[:120]
             raise RunFileError(refusal(str(path), "header", found, "is not seed-001", ",".join(COLUMNS)))
-        rows = list(reader)
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            raise RunFileError(refusal(str(path), "line", reader.line_num + 1, f"cannot be read ({error})",
+                                       f"{len(COLUMNS)} fields")) from None  # fmt: skip
         return imported_run(self.name, path, [_record(f"{path}:{line}", row) for line, row in enumerate(rows, 2)])
 
 
@@ -84,7 +89,7 @@ def _sweeps(run: Run) -> dict[str, Run]:
     if not records:
         raise UsageError(refusal("seed-001", "records", 0, "have a time", "a run with at least one timed record"))
     for record in records:
-        if "headdim" not in record.case or "seqlen" not in record.case:
+        if not all(type(record.case.get(name)) is int for name in ("headdim", "seqlen")):
             wrong = "has no headdim and seqlen"
             raise UsageError(refusal("seed-001", "workload", record.workload, wrong, "a run of attention"))
     seen: dict[tuple[int, int], Record] = {}
@@ -142,7 +147,7 @@ def _third(run: Run) -> str | None:
 def _notes(run: Run) -> Iterator[str]:
     reference = _reference(run)
     if reference is None:
-        yield f"seed-001: no {REFERENCE} row: {' nor '.join(REFERENCES[1:])} was measured"
+        yield f"seed-001: no {REFERENCE} row: neither {' nor '.join(REFERENCES[1:])} was measured"
     elif reference == REFERENCES[2]:
         yield f"seed-001: {REFERENCE} is torch's own SDPA flash: flash-attn-2 was not measured"
     if (third := _third(run)) and third != V3:
@@ -160,8 +165,8 @@ def _record(who: str, row: dict[str, str | None]) -> Record:
     case = {}
     for axis, name in (("headdim", "d_head"), ("seqlen", "seq_len")):
         value = values[name]
-        if value is None or value != int(value) or value < 1:
-            raise RunFileError(refusal(who, name, row[name], "is not a size", "a whole number above 0"))
+        if value is None or value != int(value) or not 1 <= value <= LARGEST:
+            raise RunFileError(refusal(who, name, row[name], "is not a size", f"a whole number from 1 to {LARGEST}"))
         case[axis] = int(value)
     if values["Mean"] is None or values["Mean"] <= 0:
         raise RunFileError(refusal(who, "Mean", row["Mean"], "is not a time", "milliseconds above 0"))

@@ -85,7 +85,7 @@ class Seed004(Layout):
         named = {label: name for name, label in _labels(run.records).items()}
         notes = []
         if FLASH not in named:
-            notes.append(f"seed-004: no {FLASH}: {' nor '.join(FLASHES[1:])} was measured")
+            notes.append(f"seed-004: no {FLASH}: neither {' nor '.join(FLASHES[1:])} was measured")
         elif named[FLASH] == FLASHES[2]:
             notes.append(f"seed-004: {FLASH} is torch's own SDPA flash: flash-attn-2 was not measured")
         if named.get(XFORMERS, XFORMERS) != XFORMERS:
