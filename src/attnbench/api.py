@@ -2,7 +2,7 @@
 
     import attnbench
 
-    attnbench.bench(lambda: kernel(x))                       # 8.13 µs ± 0.3 % (cupti, cold L2, n=53)
+    attnbench.bench(lambda: kernel(x))                       # fn: 8.13 ±0.02 µs  (cupti, cold cache, …)
     attnbench.compare({"torch": f, "mine": g})               # interleaved; ratios with intervals
     attnbench.run("quick").to_pandas()
 
@@ -59,7 +59,7 @@ class Timing:
         return statistics.median(seen) if seen else None
 
     def __str__(self) -> str:
-        return f"{self.name}: {_with_unit(self.median_ms)}{_spread(self)}  ({_circumstances(self)})"
+        return f"{self.name}: {_figures(self)}  ({_circumstances(self)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Comparison(Mapping[str, Timing]):
         width = max(len(name) for name in self.timings)
         lines = [f"measured in turn, speed-up against {self.baseline} ({_circumstances(self.timings[self.baseline])})"]
         for name, timing in self.timings.items():
-            line = f"  {name:{width}}  {_with_unit(timing.median_ms):>9}{_spread(timing)}"
+            line = f"  {name:{width}}  {_figures(timing):>17}"
             if name in self.speedups:
                 line += f"  {_speedup(self.speedups[name])}"
             lines.append(line)
@@ -299,16 +299,13 @@ def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Tim
                   sampled.notes, timers or None)
 
 
-def _with_unit(ms: float) -> str:
-    scale, unit = (1e3, "µs") if ms < 1 else (1.0, "ms") if ms < 1e3 else (1e-3, "s")
-    return f"{ms * scale:.4g} {unit}"
+def _figures(timing: Timing) -> str:
+    """Median and the longer arm of its interval, with the digits that it bears."""
+    from attnbench.store.figures import margin, measured, time_half, unit_for
 
-
-def _spread(timing: Timing) -> str:
-    interval = timing.interval_ms
-    if interval is None:
-        return ""
-    return f" ± {50 * (interval[1] - interval[0]) / timing.median_ms:.2g} %"
+    unit, half = unit_for([timing.median_ms]), time_half(timing.time)
+    value, arm = timing.median_ms * unit.per_ms, None if half is None else half * unit.per_ms
+    return f"{measured(value, arm)} {margin(value, arm)} {unit.name}".replace("  ", " ")
 
 
 def _circumstances(timing: Timing) -> str:
@@ -317,5 +314,7 @@ def _circumstances(timing: Timing) -> str:
 
 
 def _speedup(found: Speedup) -> str:
-    interval = f" [{found.ci_low:.3f}, {found.ci_high:.3f}]" if found.ci_low and found.ci_high else ""
-    return f"{found.ratio:.3f}x{interval} {found.verdict}"
+    from attnbench.store.figures import margin, measured, speedup_half
+
+    half = speedup_half(found)
+    return f"{measured(found.ratio, half)}x {margin(found.ratio, half)} {found.verdict}".replace("  ", " ")

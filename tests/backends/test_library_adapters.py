@@ -364,9 +364,9 @@ def test_sage_changes_its_own_keys_only(library):
 
 def test_sage_has_a_budget_of_its_own():
     backend = all_backends()["sage1"]
-    assert backend.budget(case_of(mode="fwd")).relative == 0.3
+    assert backend.budget(case_of(mode="fwd")).relative == 0.5
     assert backend.budget(case_of(mode="fwd", seqlen=4096, causal=True)).relative == pytest.approx(2.146, rel=1e-3)
-    assert backend.budget(case_of(mode="fwd", seqlen=1, seqlen_k=4096, causal=True)).relative == 0.3
+    assert backend.budget(case_of(mode="fwd", seqlen=1, seqlen_k=4096, causal=True)).relative == 0.5
     assert all_backends()["flash-attn-3"].budget(case_of()).relative == 0.0
 
 

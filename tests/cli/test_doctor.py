@@ -96,8 +96,8 @@ def test_every_backend_is_judged_by_a_real_import(no_driver, backends, wide, cap
     rows = {row["name"]: row for row in json.loads(captured.out)["backends"]}
     assert {name: (row["state"], row["reason"]) for name, row in rows.items()} == {
         "eager": ("ready", "ran on H200, torch 2.11.0"),
-        "sdpa": ("untested here", "imports; no recorded run of this adapter"),
-        "needs-gpu": ("missing", "runs on cuda, not on cpu"),
+        "sdpa": ("untested", "imports; no run of it on record"),
+        "needs-gpu": ("not here", "runs on cuda, not on cpu"),
         "fine": ("ready", "ran on H200"),
         "gone": ("missing", "module gone_lib is not installed"),
         "built": ("missing", "module gone_lib is not installed"),

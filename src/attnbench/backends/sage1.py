@@ -46,14 +46,15 @@ class Sage1(DenseBackend):
     def budget(self, case: Any) -> Budget:
         """Rounding q and k to 8 bits moves each weight by about 1 %.
 
-        Averaged over many keys that is at most 0.15 of the output's root mean square (emulated: int8
-        blocks of 128 and 64, S = 128 to 4096); a causal row with few keys errs by up to 0.05 of a
-        single value, whose size in units of that mean is sqrt(S / H_S).  The bounds are twice these.
+        Averaged over many keys that is about 0.15 of the output's root mean square (emulated: int8
+        blocks of 128 and 64, S = 128 to 4096), and 0.32 for the worst of 17 million elements on an
+        H200 (S = 4096, D = 64); a causal row with few keys errs by up to 0.05 of a single value, whose
+        size in units of that mean is sqrt(S / H_S).  A wrong mask is off by more than the mean itself.
         """
         if not Mask.of(case).causal:
-            return Budget(relative=0.3)
+            return Budget(relative=0.5)
         harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
-        return Budget(relative=max(0.3, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
+        return Budget(relative=max(0.5, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:

@@ -23,8 +23,8 @@ VERBS = {
     "check": "correctness only: forward and gradients",
     "list": "backends, configs, suites, workloads, timers, layouts",
     "doctor": "what this machine can run, what not, why, what to do",
-    "export": "write a run as CSV, XLSX, Markdown, JSON or a seed's layout",
-    "import": "turn a file of a seed into a run file",
+    "export": "write a run as CSV, XLSX, Markdown, JSON or an older script's layout",
+    "import": "turn results of an older script into a run file",
 }
 MODULES = {"list": "listing", "export": "exporting", "import": "importing"}
 """Files of verbs whose own name means something else in Python."""

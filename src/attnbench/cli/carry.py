@@ -168,25 +168,23 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
 
 
 def _show_plan(run: Run, files: tuple[str, ...], output: Output) -> None:
-    from rich import box
-    from rich.table import Table
-
+    from attnbench.report.page import Paper
     from attnbench.suites.estimate import estimate
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"{run.suite} on {run.settings.device}", title_justify="left")
-    for name in ("group", "backends"):
-        table.add_column(name, overflow="fold")
     done = {(record.group, record.backend) for record in run.records}
     groups = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
-    shown = ""
-    for group in groups:
-        names = ", ".join(group.backends)
-        table.add_row(group.group, '"' if names == shown else names)
-        shown = names
-    time = estimate(run, files=files)
-    output.console().print(table)
     rows = sum(len(group.backends) for group in groups)
-    output.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
-                f"baseline {run.settings.baseline}")
-    output.line(f"time: {time}")
+    time = estimate(run, files=files)
+    paper = Paper(output.console())
+    paper.title(f"{run.suite} on {run.settings.device}", "")
+    shown: tuple[str, ...] = ()
+    for group in groups:
+        if group.backends != shown:  # a plan gives every case the same
+            shown = group.backends
+            paper.line(", ".join(shown), "dim")
+        paper.line(f"  {group.group}")
+    paper.gap()
+    paper.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
+               f"baseline {run.settings.baseline}")
+    paper.item("time", str(time), "dim")
     output.line(f"command: {run.command}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WHO = "attnbench doctor"
 WATCH_S = 0.5
-COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested here": "magenta"}
+COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested": "magenta", "not here": "dim"}
 IMPORTS_AT_ONCE = 4
 
 
@@ -43,7 +43,7 @@ class BackendRow:
     workload: str
     title: str
     state: str
-    "ready, missing, broken, untested here"
+    "ready, untested (it imports; no run of it is on record), missing, broken, not here (another kind of device)"
     version: str | None
     reason: str | None
     install: str
@@ -202,9 +202,9 @@ def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, 
         return "broken", f"{type(error).__name__}: {error}", None
     kind = device.partition(":")[0]
     if kind not in backend.devices:
-        return "missing", f"runs on {' and '.join(backend.devices)}, not on {kind}", version
+        return "not here", f"runs on {' and '.join(backend.devices)}, not on {kind}", version
     if backend.tested is None:
-        return "untested here", "imports; no recorded run of this adapter", version
+        return "untested", "imports; no run of it on record", version
     return "ready", f"ran on {backend.tested}", version
 
 
@@ -296,17 +296,21 @@ def _pairs(rows: Iterable[tuple[str, str | None]]) -> Table:
 
 
 def _backend_table(rows: list[BackendRow]) -> Table:
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=True)
-    for title, fold in (("backend", False), ("state", False), ("version", False), ("why", True)):
-        table.add_column(title, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    table = Table.grid(padding=(0, 2))
+    for fold in (False, False, False, True):
+        table.add_column(no_wrap=not fold, overflow="fold" if fold else "ellipsis")
     for row in rows:
-        table.add_row(Text(row.name), Text(row.state, style=COLOURS[row.state]), Text(row.version or ""),
-                      Text(row.reason or ""))
+        table.add_row(Text(f"  {row.name}"), Text(row.state, style=COLOURS[row.state]), Text(row.version or ""),
+                      Text(_why(row)))
     return table
+
+
+def _why(row: BackendRow) -> str:
+    """The reason beside the state, without saying the state again."""
+    return (row.reason or "").removesuffix(" is not installed" if row.state == "missing" else "")
 
 
 def _is_command(install: str) -> bool:

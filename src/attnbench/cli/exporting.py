@@ -21,8 +21,8 @@ def add_arguments(parser: Parser) -> None:
     flags.add_exports(group)
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
     group.add_argument("--layout", metavar="NAME", help=(
-        "what a seed's program wrote (`attnbench list layouts`) instead of our own rows (default: none)"))
-    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as the seed printed it)")
+        "what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"))
+    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as that script printed it)")
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench export 1a2b3c4d --csv rows.csv --xlsx rows.xlsx",
                    "attnbench export results/sweep.json --csv sweep.csv --by dtype",

@@ -13,7 +13,7 @@ WHO = "attnbench import"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="PATH", help="a file or folder that a seed's program wrote")
+    parser.add_argument("source", metavar="PATH", help="a file or folder that an older script wrote")
     parser.add_argument("--layout", metavar="NAME", help=(
         "what it is, by `attnbench list layouts` (default: found out from its content)"))
     group = parser.add_argument_group("output", "A path, or - for stdout.")

@@ -12,9 +12,6 @@ from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 
-TABLE = ("name", "workload", "installed", "version")
-"""What the table of backends shows first; --json has everything."""
-
 Rows = list[dict[str, Any]]
 
 
@@ -54,9 +51,17 @@ def _show(what: str, rows: Rows) -> None:
     from attnbench.report.listing import render_list
 
     if what == "backends":
-        rows = [{name: row[name] for name in TABLE} | {"tested on": row["tested"] or "untested",
-                                                       "install": row["install"]} for row in rows]
+        rows = _backend_table(rows)
     render_list(rows, Output().console(), empty=f"no {what}")
+
+
+def _backend_table(rows: Rows) -> Rows:
+    """What a table has room for; --json has everything."""
+    several = len({row["workload"] for row in rows}) > 1
+    return [{"name": row["name"], **({"workload": row["workload"]} if several else {}),
+             "installed": (row["version"] or "yes") if row["installed"] else "no",
+             "tested on": row["tested"] or "untested", "install": "" if row["installed"] else row["install"]}
+            for row in rows]
 
 
 def _backends(args: argparse.Namespace) -> Rows:

@@ -53,19 +53,23 @@ class Bar(AbstractContextManager["Bar"]):
 
     def _show(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
         with self._lock:
             if self._over:
                 return
+            # What matters least stands last: a narrow terminal cuts it short.
+            last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
             self._progress = Progress(
-                TextColumn("{task.fields[group]}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("{task.fields[now]}"), console=self._console, transient=True)
-            self._task = self._progress.add_task("", total=None, group="", now="")
+                BarColumn(bar_width=16), MofNCompleteColumn(Column(no_wrap=True)),
+                TimeElapsedColumn(Column(no_wrap=True)), TextColumn("{task.fields[where]}", table_column=last),
+                console=self._console, transient=True, expand=True)
+            self._task = self._progress.add_task("", total=None, where="")
             self._update()
             self._progress.start()
 
     def _update(self) -> None:
         event = self._latest
         if event is not None and self._progress is not None and self._task is not None:
-            now = " ".join(word for word in (event.backend, event.text) if word)
-            self._progress.update(self._task, completed=event.done, total=event.total, group=event.group or "", now=now)
+            where = "  ".join(word for word in (event.group, event.backend, event.text) if word)
+            self._progress.update(self._task, completed=event.done, total=event.total, where=where)

@@ -274,15 +274,17 @@ class _Sampler:
         The reference is the group's own best batch and not the data sheet: a short kernel with gaps
         never sees the highest clock, is far from the power limit, and pausing would only let its clock sink.
         """
-        if self.plan.regime != "burst" or not self.last_mhz or self.plan.iterations is not None:
+        if self.plan.regime != "burst" or not self.last_mhz:
             return
         clock = statistics.median(self.last_mhz)
         self.cool_mhz = max(self.cool_mhz, clock)
         busy = len(self.subjects) * self.device_s / self.round_s
         if busy > BUSY and clock < COOL * self.cool_mhz:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
-            left = self.plan.max_seconds - (time.perf_counter() - self.begun)
-            time.sleep(max(0.0, min(PAUSE_S, left / 2)))
+            pause = PAUSE_S
+            if self.plan.iterations is None:
+                pause = min(pause, (self.plan.max_seconds - (time.perf_counter() - self.begun)) / 2)
+            time.sleep(max(0.0, pause))
 
 
 def _notes(readings: Sequence[Reading]) -> Iterator[str]:

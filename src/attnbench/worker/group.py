@@ -115,8 +115,9 @@ class GroupRun:
         try:
             if settings.measure and not self.device.startswith("cpu"):
                 self.page.say(HARNESS, "ceilings")
+                found = ceilings(self.device, self.case.dtype)
                 for entry in entries:
-                    entry.builder.ceilings = ceilings(self.device, self.case.dtype)
+                    entry.builder.ceilings = found
             self.page.say(HARNESS, "inputs")
             self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=self.device)
             if settings.check:

@@ -103,9 +103,9 @@ class RecordBuilder:
 
 
 def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[str]) -> str:
-    """The command that measures one backend of a group again, beside the baseline."""
+    """The command that measures (or only checks) one backend of a group again, beside the baseline."""
     workload = load_workload(group.workload)
-    words = ["attnbench", "compare"]
+    words = ["attnbench", "compare" if settings.measure else "check"]
     if group.workload != "attention":
         words += ["--workload", group.workload]
     words += workload.flags(workload.case(group.case))
@@ -114,10 +114,12 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
     if any(parse_selector(one)[0] not in shipped for one in wanted):
         wanted += [Path(file).name for file in files]
     words += ["--backends", ",".join(wanted), "--device", settings.device]
-    defaults = Settings()
-    for field in ("timer", "l2", "regime", "warmup", "iterations", "input", "seed", "rel_ci", "max_seconds"):
+    always: tuple[str, ...] = ()
+    if settings.measure:  # the suite behind `compare` has counts of its own
+        always = ("rel_ci", "max_seconds") if settings.iterations is None else ("warmup", "iterations")
+    for field in (*always, "timer", "l2", "regime", "input", "seed"):
         value = getattr(settings, field)
-        if value != getattr(defaults, field) and value is not None:
+        if field in always or value != getattr(Settings(), field):
             words += [f"--{field.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
 

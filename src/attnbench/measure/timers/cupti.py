@@ -123,7 +123,7 @@ def read(activities: Iterable[Activity], names: Sequence[str], offset_ns: int = 
 
 def _reading(records: Sequence[Activity], name: str, launched: dict[int, int], offset_ns: int) -> Reading:
     if not records:
-        raise Unavailable(f"cupti: {name} launched nothing on the device; --timer wall")
+        raise Unavailable(f"cupti: {name} launched nothing on the device; a CPU function is timed on device cpu")
     start, end = records[0].start, max(record.end for record in records)
     queued = max(launched.get(record.correlation, 0) for record in records)
     return Reading(

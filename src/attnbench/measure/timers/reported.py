@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -36,7 +37,10 @@ class Reported(Timer):
             stage.mark()
             if subject.reported_ms is None:
                 raise ValueError(f"{subject.name} reports no time; the sampler asks `accepts` first")
-            readings.append(Reading(subject.reported_ms(), at_s=at))
+            ms = subject.reported_ms()
+            if not ms > 0 or math.isinf(ms):
+                raise ValueError(f"{subject.name} reported {ms} ms; a positive number")
+            readings.append(Reading(ms, at_s=at))
         stage.end()
         for reading, clock in zip(readings, stage.sm_mhz(len(batch)), strict=True):
             reading.sm_mhz = clock
