@@ -10,13 +10,17 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from attnbench import cli
+from attnbench.cli.output import Output
+from attnbench.cli.progress import Bar
 from attnbench.record import Status
 from attnbench.store.runfile import loads, read
+from attnbench.sweep.run import Event
 
 SOURCE = Path(cli.__file__).parents[2]
 QUICK = "run quick --device cpu --seqlen 7 --headdim 32 --no-causal"
@@ -76,6 +80,7 @@ def test_a_dry_run_measures_and_writes_nothing(attnbench, sweep, saved):
     assert answer.code == 0
     assert "b1-s7-h4-d32-fp32-fwd" in answer.out
     assert "1 group, 4 rows, baseline sdpa" in answer.out
+    assert "eager, sdpa, sdpa-math, sdpa-flash\n  b1-s7-h4-d32-fp32-fwd\n" in answer.out
     assert "at most 3 s of sampling a group" in answer.out
     assert sweep.runs == []
     assert saved() == []
@@ -260,6 +265,37 @@ def test_every_list_is_a_table(attnbench, no_torch, what):
     answer = attnbench(f"list {what}")
     assert (answer.code, answer.err) == (0, "")
     assert len(answer.out.splitlines()) > 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_progress_bar_keeps_its_count_however_narrow(width):
+    from rich.console import Console
+
+    class Terminal(Output):
+        def live_console(self):
+            return Console(file=text, force_terminal=True, width=width)
+
+    text = io.StringIO()
+    with Bar(Terminal(), patience_s=0) as bar:
+        bar.event(Event("word", "check: poisoned outputs", "b1-s128-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
+        deadline = time.monotonic() + 5
+        while "4/32" not in text.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", text.getvalue())]
+    shown = [line.rstrip() for line in lines if "4/32" in line]
+    assert shown
+    assert re.search(r"━ +4/32 0:00:0\d b1-s128", shown[0])
+    assert max(map(len, shown)) <= width
+    assert shown[0].endswith("sdpa-math  check: poisoned outputs" if width == 120 else "…")
+
+
+def test_the_list_of_backends_says_version_record_and_what_installs_it(attnbench, no_torch, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    lines = attnbench("list backends").out.splitlines()
+    assert lines[0].split() == ["name", "installed", "tested", "on", "install"]
+    assert re.fullmatch(r"eager +\d+\.\d+\S* +\S.*?", lines[1].rstrip())
+    missing = next(line for line in lines if re.match(r"\S+ +no ", line))
+    assert re.fullmatch(r"\S+ +no +\S.* pip install [^{}]+", missing)
 
 
 CLOSED = "{ " + shlex.quote(sys.executable) + " -m attnbench %s; }"

@@ -1,4 +1,4 @@
-"""`attnbench export`: a run in another format, or in a seed's layout."""
+"""`attnbench export`: a run in another format, or in the layout of an older script (a seed)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
     group.add_argument("--layout", metavar="NAME", help=(
         "what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"))
-    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as that script printed it)")
+    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as it was printed)")
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench export 1a2b3c4d --csv rows.csv --xlsx rows.xlsx",
                    "attnbench export results/sweep.json --csv sweep.csv --by dtype",
@@ -59,7 +59,7 @@ def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
         raise UsageError(refusal(WHO, "--layout", args.layout, f"has one place, not {len(targets)}", "--to PATH"))
     if args.by is not None:
         raise UsageError(refusal(WHO, "--by", args.by, f"does not go with --layout {args.layout}",
-                                 "a layout takes a run apart as the seed did"))
+                                 "a layout takes a run apart as its script did"))
     for name in asked:
         if not load_exporter(name).text:
             raise UsageError(refusal(WHO, "--layout", args.layout, f"is no {name}", "--to PATH"))

@@ -59,10 +59,10 @@ class Bar(AbstractContextManager["Bar"]):
             if self._over:
                 return
             # What matters least stands last: a narrow terminal cuts it short.
-            last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
             self._progress = Progress(
-                BarColumn(bar_width=16), MofNCompleteColumn(Column(no_wrap=True)),
-                TimeElapsedColumn(Column(no_wrap=True)), TextColumn("{task.fields[where]}", table_column=last),
+                BarColumn(bar_width=16), MofNCompleteColumn(table_column=whole),
+                TimeElapsedColumn(table_column=whole.copy()), TextColumn("{task.fields[where]}", table_column=rest),
                 console=self._console, transient=True, expand=True)
             self._task = self._progress.add_task("", total=None, where="")
             self._update()
