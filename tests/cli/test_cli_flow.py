@@ -240,6 +240,12 @@ def test_export_and_import(attnbench, sweep, saved):
     assert len(loads(answer.out).records) == 2
     assert "seed-001: 2 rows, written: results/" in answer.err
     assert len(saved()) == 2
+    imported = max(saved(), key=lambda one: "seed-001" in one.name)
+    answer = attnbench(f"run --resume {imported}")
+    assert (answer.code, answer.err) == (2, f"attnbench run: --resume={imported} has no plan to finish; "
+                                            "a run that run, compare or check began\n")
+    assert attnbench(f"run --resume {path} --dry-run").out == (
+        "flash-sweep: its plan of 1 group is finished; nothing is left to measure\n")
 
 
 def test_lists_answer_in_json(attnbench, no_torch):

@@ -173,6 +173,10 @@ def _show_plan(run: Run, files: tuple[str, ...], output: Output) -> None:
 
     done = {(record.group, record.backend) for record in run.records}
     groups = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
+    if not groups:
+        size = f"{len(run.plan)} group{'s' * (len(run.plan) != 1)}"
+        output.line(f"{run.suite}: its plan of {size} is finished; nothing is left to measure")
+        return
     rows = sum(len(group.backends) for group in groups)
     time = estimate(run, files=files)
     paper = Paper(output.console())

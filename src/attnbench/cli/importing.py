@@ -44,5 +44,6 @@ def run(args: argparse.Namespace) -> int:
     for name, target in asked.items():
         export(found, name, target)
         written += [target] if target != "-" else []
-    output.line(f"{layout.name}: {len(found.records)} rows" + (f", written: {', '.join(written)}" if written else ""))
+    rows = f"{len(found.records)} row{'s' * (len(found.records) != 1)}"
+    output.line(f"{layout.name}: {rows}" + (f", written: {', '.join(written)}" if written else ""))
     return 0

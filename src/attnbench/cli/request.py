@@ -80,6 +80,9 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
                                  "output flags, and the --backends files it was begun with", f"leave out {extra[0]}"))
     path = find_run(args.resume, args.out, who)
     run = read(path)
+    if not run.plan:
+        raise UsageError(refusal(who, "--resume", args.resume, "has no plan to finish",
+                                 "a run that run, compare or check began"))
     missing = [name for name in run.backend_files if name not in {Path(file).name for file in files}]
     if missing:
         raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
