@@ -34,6 +34,7 @@ CHINESE = {
     "Not measured yet.": "尚未测量。",
     "backend": "后端", "what": "说明", "install": "安装", "tested on": "已在何处测试", "untested": "未测试",
     "kernel (batch, heads, length, head dim)": "算子（批大小，头数，长度，头维度）",
+    "its attention kernel": "其中的注意力算子",
     "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench", "Nsight Compute": "Nsight Compute",
     "A/A, worst": "A/A，最差", "SM clock": "SM 频率", "sampling": "采样用时",
     "pair": "对照", "true": "真值", "found": "测得", "right sign": "方向正确",
@@ -120,15 +121,16 @@ def on_card(say: Say, path: Path) -> str:
 def precision(say: Say, path: Path) -> str:
     """The harness beside do_bench, kernel by kernel."""
     data = json.loads(path.read_text("utf-8"))
-    words = ("kernel (batch, heads, length, head dim)", "do_bench", "spread", "attnbench", "spread", "Nsight Compute",
-             "A/A, worst", "SM clock", "sampling")
+    words = ("kernel (batch, heads, length, head dim)", "do_bench", "spread", "attnbench", "spread",
+             "its attention kernel", "Nsight Compute", "A/A, worst", "SM clock", "sampling")
     rows = []
     for item in data["aa"]:
         ours, theirs = ([row[key] for row in item["rows"]] for key in ("median_ms", "do_bench_ms"))
         ncu = by_ncu(data, item["kernel"])
         rows.append((
             label(item["kernel"]), time(statistics.median(theirs)), percent(spread(theirs)),
-            time(statistics.median(ours)), percent(spread(ours)), "" if ncu is None else time(ncu),
+            time(statistics.median(ours)), percent(spread(ours)), time(kernel_alone(item["rows"])),
+            "" if ncu is None else time(ncu),
             f"{worst(item['rows']):.5f}", clocks(item["rows"]),
             f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
         ))
@@ -216,7 +218,7 @@ def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
         ("spread of the median, under 30 µs", "at most 2 % or a tick", [
             _spread(ms, item["rows"]) for ms, item in short]),
         ("against Nsight Compute, under 30 µs", "within 3 % or 0.3 µs", [
-            _beside(ms, ncu) for ms, item in short if (ncu := by_ncu(data, item["kernel"])) is not None]),
+            _beside(kernel_alone(item["rows"]), ncu) for _, item in short if (ncu := by_ncu(data, item["kernel"])) is not None]),
         ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
         ("A/A ratio, at the power limit", "1 ± 0.1 %", [
             _ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]]),
@@ -280,6 +282,11 @@ def clocks(rows: Iterable[dict[str, Any]]) -> str:
     """Lowest and highest SM clock over repeats."""
     seen = [mhz for row in rows if row["sm_mhz"] for mhz in row["sm_mhz"]]
     return f"{min(seen):.0f}-{max(seen):.0f} MHz" if seen else ""
+
+
+def kernel_alone(rows: Sequence[dict[str, Any]]) -> float:
+    """Milliseconds of the last kernel of a call, which is the one that Nsight Compute was asked for."""
+    return statistics.median(row["kernel_ms"][-1] for row in rows)
 
 
 def by_ncu(data: dict[str, Any], kernel: Sequence[Any]) -> float | None:

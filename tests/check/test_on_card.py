@@ -76,7 +76,8 @@ def test_a_stream_that_is_not_waited_for():
 
 
 def test_fresh_memory_that_is_not_written():
-    assert run(EmptyTail).reason.startswith("out: never written: ")
+    # Which words it gets depends on the block the allocator hands out: poison, or what lay there before.
+    assert run(EmptyTail).reason.startswith(("out: never written: ", "out: wrong values: "))
 
 
 def test_a_stream_left_current_is_put_back():

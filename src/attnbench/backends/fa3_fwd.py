@@ -18,6 +18,7 @@ class Fa3Fwd(FlashBackend):
 
     name = "fa3-fwd"
     title = "FlashAttention 3 (fa3-fwd)"
+    tested = "NVIDIA H200, torch 2.11"
     install = "pip install fa3-fwd==0.0.3"
     modules = ("fa3_fwd_interface",)
     module = modules[0]

@@ -31,6 +31,7 @@ class FlashInfer(DenseBackend):
 
     name = "flashinfer"
     title = "FlashInfer"
+    tested = "NVIDIA H200, torch 2.11"
     install = "pip install flashinfer-python==0.6.18"
     module = "flashinfer.prefill"
     distribution = "flashinfer-python"

@@ -27,6 +27,7 @@ class Flex(DenseBackend):
 
     name = "flex"
     title = "FlexAttention"
+    tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
     compiles = True

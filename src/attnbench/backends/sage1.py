@@ -28,6 +28,7 @@ class Sage1(DenseBackend):
 
     name = "sage1"
     title = "SageAttention 1"
+    tested = "NVIDIA H200, torch 2.11"
     install = "pip install sageattention==1.0.6"
     module = "sageattention.attn_qk_int8_per_block_h96"
     distribution = "sageattention"

@@ -24,6 +24,7 @@ class Sdpa(DenseBackend):
 
     name = "sdpa"
     title = "SDPA, torch's choice"
+    tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,

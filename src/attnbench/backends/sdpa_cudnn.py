@@ -15,5 +15,6 @@ class SdpaCudnn(PinnedSdpa):
 
     name = "sdpa-cudnn"
     title = "SDPA cuDNN"
+    tested = "NVIDIA H200, torch 2.11"
     kernel = "cudnn"
     limits = Limits(max_headdim=256, headdim_multiple=8, headdim_v=True, gqa=True, backward=True, capability=(8, 0))

@@ -15,6 +15,7 @@ class SdpaEfficient(PinnedSdpa):
 
     name = "sdpa-efficient"
     title = "SDPA memory-efficient"
+    tested = "NVIDIA H200, torch 2.11"
     kernel = "mem_efficient"
     native_bottom_right = True
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, backward=True,

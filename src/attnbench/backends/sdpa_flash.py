@@ -20,6 +20,7 @@ class SdpaFlash(PinnedSdpa):
 
     name = "sdpa-flash"
     title = "SDPA flash (FlashAttention 2)"
+    tested = "NVIDIA H200, torch 2.11"
     kernel = "flash"
     native_bottom_right = True
     devices = ("cpu", "cuda")

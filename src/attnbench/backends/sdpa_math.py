@@ -15,6 +15,7 @@ class SdpaMath(PinnedSdpa):
 
     name = "sdpa-math"
     title = "SDPA math"
+    tested = "NVIDIA H200, torch 2.11"
     kernel = "math"
     devices = ("cpu", "cuda")
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,

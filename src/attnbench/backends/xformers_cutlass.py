@@ -13,6 +13,7 @@ class XformersCutlass(XformersBackend):
 
     name = "xformers-cutlass"
     title = "xFormers CUTLASS"
+    tested = "NVIDIA H200, torch 2.11"
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, bottom_right=True, varlen=True, backward=True,
                     capability=(5, 0), capability_below=(9, 1))
 

@@ -15,6 +15,7 @@ class XformersFlash(XformersBackend):
 
     name = "xformers-flash"
     title = "xFormers flash"
+    tested = "NVIDIA H200, torch 2.11"
     limits = Limits(max_headdim=256, headdim_multiple=8, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     varlen=True, backward=True, capability=(8, 0))
 

@@ -100,6 +100,7 @@ def _gpu_fields(device: str) -> dict[str, Any]:
         "sm_count": props.multi_processor_count,
         "l2_mb": None if l2 is None else l2 / 2**20,
         "driver": card.driver() if card else None,
+        "sm_max_mhz": card.sm_max_mhz() if card else None,
         "power_limit_w": card.power_limit_w() if card else None,
     }
 

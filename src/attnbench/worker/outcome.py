@@ -16,6 +16,7 @@ from typing import Any
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import all_backends, parse_selector
 from attnbench.errors import AttnbenchError
+from attnbench.machine.advice import install_line
 from attnbench.measure.sampling import Timing
 from attnbench.record import Error, Memory, PlannedGroup, PowerSeries, Rate, Record, Settings, Status, Time, Work
 from attnbench.workloads.base import Workload, load_workload
@@ -53,7 +54,7 @@ class RecordBuilder:
 
     def failed(self, status: Status, reason: str) -> Record:
         """A record without a time."""
-        return self._record(status=status, reason=without_paths(reason), errors=self.errors)
+        return self._record(status=status, reason=without_paths(install_line(reason)), errors=self.errors)
 
     def oom(self, memory_bytes: int | None, words: str = "although alone") -> Record:
         """Out of memory; says what would fit."""

@@ -68,7 +68,7 @@ def _carry_out(message: dict[str, Any], device: str, machine: Machine, page: Bla
 
 def _machine(device: str) -> Machine:
     if device.startswith("cpu"):
-        return Machine("cpu")
+        return Machine("cpu", memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     import torch
 
     torch.cuda.set_device(torch.device(device))
