@@ -218,7 +218,8 @@ def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
         ("spread of the median, under 30 µs", "at most 2 % or a tick", [
             _spread(ms, item["rows"]) for ms, item in short]),
         ("against Nsight Compute, under 30 µs", "within 3 % or 0.3 µs", [
-            _beside(kernel_alone(item["rows"]), ncu) for _, item in short if (ncu := by_ncu(data, item["kernel"])) is not None]),
+            _beside(kernel_alone(item["rows"]), ncu) for _, item in short
+            if (ncu := by_ncu(data, item["kernel"])) is not None]),
         ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
         ("A/A ratio, at the power limit", "1 ± 0.1 %", [
             _ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]]),
