@@ -198,13 +198,6 @@ def test_more_than_forty_cases_are_lines_of_one_table():
     assert max(map(len, printed(make_run(many(41)), width=80).splitlines())) <= 80
 
 
-def test_replicates_are_tables_of_their_own():
-    records = [dataclasses.replace(item, replicate=index) for index in range(2) for item in make_group(make_case())]
-    text = printed(make_run(records))
-    assert "b1-s16384-h16-d128-bf16-fwd   timer" in text
-    assert "b1-s16384-h16-d128-bf16-fwd  (replicate 2)   timer" in text
-
-
 def test_a_run_of_nothing_prints_its_machine():
     assert printed(make_run([])).splitlines() == [
         "NVIDIA H200 · torch 2.11.0+cu130 · triton 3.6.0 · CUDA 13.0 · driver 580.95"

@@ -90,7 +90,7 @@ def _fitting(columns: Sequence[Column], texts: dict[str, list[str]], width: int)
 def _style(column: Column, line: Line) -> str:
     if column.key in ("verdict", "speedup") and line.record.speedup:
         return VERDICTS[line.record.speedup.verdict] if line.cells.get("verdict") else ""
-    if column.key in ("margin", "speedup_margin", "samples", "error", "budget"):
+    if column.key in ("margin", "spread", "speedup_margin", "processes", "samples", "error", "budget"):
         return "dim"
     return "bold" if line.fastest and column.key in ("backend", "median") else ""
 

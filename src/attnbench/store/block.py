@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from attnbench.record import Record, Status
 from attnbench.store.conditions import Conditions
+from attnbench.store.replicates import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Line:
     record: Record
     cells: Mapping[str, str]
     fastest: bool = False
+    processes: Processes | None = None
+    "of a run with replicates: whose figures `record` combines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class Page:
 
     blocks: Sequence[Block]
     lost: Sequence[Lost]
+
+
+def said(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
+    """The columns of which at least one line has something to say."""
+    return [column for column in columns if any(line.cells.get(column.key) for line in lines)]
 
 
 def backend_name(record: Record) -> str:

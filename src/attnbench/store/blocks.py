@@ -7,14 +7,15 @@ one case by one timer, cache state and regime on one machine: columns never mix 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.record import Record, Run, Status, Time
 from attnbench.store import figures
-from attnbench.store.block import Block, Column, Line, Lost, Page, backend_name
+from attnbench.store.block import Block, Column, Line, Lost, Page, backend_name, said
 from attnbench.store.conditions import conditions_of
 from attnbench.store.details import details
 from attnbench.store.remarks import remarks
+from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
 FASTEST = "*"
 MOST_BLOCKS = 40
@@ -32,15 +33,17 @@ def arrange(run: Run, most_blocks: int = MOST_BLOCKS) -> Page:
 
 
 def blocks(run: Run) -> list[Block]:
-    """One block for each case, replicate and way of measuring, in the order of the run."""
+    """One block for each case and way of measuring, in the order of the run."""
     everywhere = {(item.backend, item.status, item.reason) for item in lost_everywhere(run)}
-    found = []
+    replicated, found = is_replicated(run), []
     for records in _groups(run):
         lost = [item for item in lost_of(records, say_where=False)
                 if (item.backend, item.status, item.reason) not in everywhere]  # fmt: skip
-        tables = [*_tables(run, records), *details(run, _title(records), [item for item in records if item.time])]
+        title, timed = records[0].case_id, [item for item in records if item.time]
+        tables = _tables(run, records, replicated)
+        tables += details(run, title, combine(timed) if replicated else timed)
         if lost and not tables:
-            tables = [Block(_title(records), None)]
+            tables = [Block(title, None)]
         if lost:
             tables[-1] = dataclasses.replace(tables[-1], lost=lost)
         found += tables
@@ -50,8 +53,9 @@ def blocks(run: Run) -> list[Block]:
 def sweep(run: Run) -> list[Block]:
     """One block for each way of measuring, with a line for each case and backend: for many cases."""
     by_conditions: dict[tuple[str | None, ...], list[Block]] = {}
+    replicated = is_replicated(run)
     for records in _groups(run):
-        for table in _tables(run, records):
+        for table in _tables(run, records, replicated):
             assert table.conditions is not None  # a table has lines, lines have conditions
             by_conditions.setdefault(table.conditions.key, []).append(table)
     return [_merged(run, parts) for parts in by_conditions.values()]
@@ -59,41 +63,47 @@ def sweep(run: Run) -> list[Block]:
 
 def lost_everywhere(run: Run) -> list[Lost]:
     """Backends lost in every group for one and the same reason: said once, not under each table."""
-    groups = {(record.group, record.replicate) for record in run.records}
-    return [item for item in lost_of(run.records) if len(groups) > 1 and item.where == f"all {len(groups)} cases"]
+    cases = {case_of(record) for record in run.records}
+    return [item for item in lost_of(run.records) if len(cases) > 1 and item.where == f"all {len(cases)} cases"]
 
 
 def _groups(run: Run) -> list[list[Record]]:
-    groups: dict[tuple[str, int], list[Record]] = {}
+    """Records by case, those of all its replicates together."""
+    groups: dict[str, list[Record]] = {}
     for record in run.records:
-        groups.setdefault((record.group, record.replicate), []).append(record)
+        groups.setdefault(case_of(record), []).append(record)
     return list(groups.values())
 
 
-def _title(records: Sequence[Record]) -> str:
-    first = records[0]
-    return first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else "")
-
-
-def _tables(run: Run, records: Sequence[Record]) -> list[Block]:
-    """The timed records of a group, a table for each way of measuring."""
+def _tables(run: Run, records: Sequence[Record], replicated: bool) -> list[Block]:
+    """The timed records of a case, a table for each way of measuring."""
     timed: dict[tuple[str | None, ...], list[Record]] = {}
     for record in records:
         if record.time is not None:
             timed.setdefault(conditions_of(run, [record]).key, []).append(record)
-    return [_block(run, _title(records), parts) for parts in timed.values()]
+    count = len({record.replicate for record in records}) if replicated else 0
+    return [_block(run, parts, count) for parts in timed.values()]
 
 
-def _block(run: Run, title: str, records: Sequence[Record]) -> Block:
-    ordered = sorted(records, key=_median)  # stable: equals keep the order of the run
-    unit = figures.unit_for(_known_medians(ordered))
-    bases = _baselines(ordered)
-    lines = [_line(record, unit, bases, fastest=record is ordered[0] and len(ordered) > 1) for record in ordered]
-    return Block(title, conditions_of(run, records), columns_for(unit, lines), lines, notes=remarks(run, ordered))
+def _block(run: Run, records: Sequence[Record], count: int) -> Block:
+    """The table of some records of one case, which `count` processes measured; 0 where none was to be replicated."""
+    behind: dict[str, Processes] = {}
+    rows = list(records)
+    if count:
+        behind = {name: Processes(members, count) for name, members in by_backend(records).items()}
+        rows = combine(records)
+    rows.sort(key=_median)  # stable: equals keep the order of the run
+    unit, bases = figures.unit_for(_known_medians(rows)), _baselines(rows)
+    lines = [_line(record, unit, bases, fastest=record is rows[0] and len(rows) > 1,
+                   processes=behind.get(record.backend)) for record in rows]  # fmt: skip
+    notes = remarks(run, sorted(records, key=_median), replicated=count > 0)
+    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines), lines, notes=notes)
 
 
 def _merged(run: Run, parts: Sequence[Block]) -> Block:
-    records = [line.record for part in parts for line in part.lines]
+    there = [line for part in parts for line in part.lines]
+    records = [line.record for line in there]
+    measured = [record for line in there for record in (line.processes.records if line.processes else [line.record])]
     unit = figures.unit_for(_known_medians(records))
     bases = _baselines(records)
     order = list(dict.fromkeys(record.backend for record in run.records))
@@ -102,12 +112,14 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     for part in parts:
         # The plan's order in every case: a sweep is read downwards, one backend at a time.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
-            drawn = _line(line.record, unit, bases, line.fastest)
-            lines.append(Line(line.record, {"case": _without(part.title, shared), **drawn.cells}, line.fastest))
+            drawn = _line(line.record, unit, bases, line.fastest, line.processes)
+            cells = {"case": _without(part.title, shared), **drawn.cells}
+            lines.append(dataclasses.replace(drawn, cells=cells))
     case = Column("case", "case", 0, number=False)
-    conditions = conditions_of(run, records)
+    conditions = conditions_of(run, measured)
+    notes = remarks(run, measured, replicated=any(line.processes for line in lines))
     title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite
-    return Block(title, conditions, [case, *columns_for(unit, lines)], lines, notes=remarks(run, records))
+    return Block(title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes)
 
 
 def _shared_words(records: Sequence[Record]) -> list[str]:
@@ -128,9 +140,11 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line]) -> list[Column]:
         Column("backend", "backend", 0, number=False),
         Column("median", f"median {unit.name}", 0),
         Column("margin", "95 %", 1),
+        Column("spread", "spread", 1),
         Column("speedup", against, 1),
         Column("speedup_margin", "95 %", 5),
         Column("verdict", "", 3, number=False),
+        Column("processes", "processes", 3),
         Column("tflops", "TFLOP/s", 2),
         Column("peak", "% peak", 6),
         Column("gbps", "GB/s", 8),
@@ -143,27 +157,33 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line]) -> list[Column]:
         Column("first", "1st call ms", 12),
         Column("setup", "set-up ms", 13),
     ]
-    return [column for column in columns if any(line.cells.get(column.key) for line in lines)]
+    return said(columns, lines)
 
 
-def _line(record: Record, unit: figures.Unit, bases: Collection[str], fastest: bool) -> Line:
+def _line(
+    record: Record, unit: figures.Unit, bases: Collection[str], fastest: bool, processes: Processes | None = None
+) -> Line:
     time, rate, memory = record.time, record.rate, record.memory
     assert time is not None  # only timed records come here
-    half, relative = figures.time_half(time), figures.time_relative(time)
-    median = None if time.median_ms is None else time.median_ms * unit.per_ms
-    half = None if half is None else half * unit.per_ms
+    median = _in(unit, time.median_ms)
+    half, spread = _in(unit, figures.time_half(time)), _in(unit, processes.spread_ms if processes else None)
+    doubt = half if spread is None else spread
+    relative = doubt / median if median and doubt is not None else None
     tflops = rate.tflops if rate else None
     cells = {
         "backend": backend_name(record) + (f" {FASTEST}" if fastest else ""),
-        "median": figures.measured(median, half),
+        "median": figures.measured(median, doubt),
         "margin": figures.margin(median, half),
+        "spread": figures.spread(median, spread),
+        "processes": str(processes or ""),
         "tflops": figures.measured(tflops, tflops * relative if tflops and relative is not None else None),
         "peak": figures.plain(rate.percent_of_peak if rate else None),
         "gbps": figures.plain(rate.gbps if rate else None),
         "memory": _fixed(memory.peak_allocated_mb if memory else None, 1),
         "samples": "" if time.num_samples is None else str(time.num_samples),
     }
-    return Line(record, cells | _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record), fastest)
+    cells |= _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record)
+    return Line(record, cells, fastest, processes)
 
 
 def _speedup_cells(record: Record, bases: Collection[str]) -> dict[str, str]:
@@ -199,21 +219,32 @@ def _error_cells(record: Record) -> dict[str, str]:
 
 
 def lost_of(records: Iterable[Record], say_where: bool = True) -> list[Lost]:
-    """What was lost of `records`: one item for each backend and reason, with the cases it holds for."""
-    cases: dict[tuple[str, Status, str], list[str]] = {}
-    places = set()
+    """What was lost of `records`: one item for each backend and reason, with the places it holds for.
+
+    Args:
+        records: of one case or of several, with all their replicates.
+        say_where: name the cases; that only some processes of them lost it is said in any case.
+    """
+    lost: dict[tuple[str, Status, str], list[Record]] = {}
+    processes: dict[str, set[int]] = {}
     for record in records:
-        places.add((record.group, record.replicate))
+        processes.setdefault(case_of(record), set()).add(record.replicate)
         if record.status is not Status.PASSED:
             reason = " ".join((record.reason or "").split()).removeprefix(f"{record.backend}: ")
-            cases.setdefault((backend_name(record), record.status, reason), []).append(record.case_id)
-    return [Lost(*key, where=_where(ids, len(places)) if say_where else "") for key, ids in cases.items()]
+            lost.setdefault((backend_name(record), record.status, reason), []).append(record)
+    return [Lost(*key, where=", ".join(_where(items, processes, say_where))) for key, items in lost.items()]
 
 
-def _where(case_ids: Sequence[str], num_groups: int) -> str:
-    if len(case_ids) == num_groups:
-        return f"all {num_groups} cases" if num_groups > 1 else ""
-    return case_ids[0] if len(case_ids) == 1 else f"{len(case_ids)} cases, from {case_ids[0]}"
+def _where(lost: Sequence[Record], processes: Mapping[str, Collection[int]], say_cases: bool) -> Iterator[str]:
+    cases = {case_of(record): record.case_id for record in lost}
+    if say_cases and len(cases) == len(processes):
+        yield from [f"all {len(cases)} cases"] if len(cases) > 1 else []
+    elif say_cases:
+        first = next(iter(cases.values()))
+        yield first if len(cases) == 1 else f"{len(cases)} cases, from {first}"
+    places = sum(len(processes[case]) for case in cases)
+    if len(lost) < places:
+        yield f"{len(lost)} of {places} processes"
 
 
 def _baselines(records: Iterable[Record]) -> set[str]:
@@ -226,6 +257,10 @@ def _median(record: Record) -> float:
 
 def _known_medians(records: Iterable[Record]) -> list[float]:
     return [record.time.median_ms for record in records if record.time and record.time.median_ms is not None]
+
+
+def _in(unit: figures.Unit, time_ms: float | None) -> float | None:
+    return None if time_ms is None else time_ms * unit.per_ms
 
 
 def _fixed(value: float | None, decimals: int) -> str:

@@ -79,6 +79,17 @@ def speedup_of(baseline: Record, own: Record) -> Speedup | None:
     )
 
 
+def rate_at(record: Record, median_ms: float | None) -> Rate | None:
+    """The rate of `record` at another median time; its own where that is not known."""
+    stored, old = record.rate, record.time.median_ms if record.time else None
+    if stored is None or record.work is None or not median_ms:
+        return stored
+    share = stored.percent_of_peak
+    if share is not None and old:
+        share *= old / median_ms  # the peak stays what it was, only the time is corrected
+    return Rate.of(record.work, median_ms, share)
+
+
 def _with_statistics(record: Record) -> Record:
     if record.time is None or not record.time.samples_ms:
         return record
@@ -88,18 +99,8 @@ def _with_statistics(record: Record) -> Record:
         time=time,
         timers={name: time_of(other) for name, other in record.timers.items()},
         phases={name: time_of(phase) for name, phase in record.phases.items()},
-        rate=_rate_again(record, time.median_ms),
+        rate=rate_at(record, time.median_ms),
     )
-
-
-def _rate_again(record: Record, median_ms: float | None) -> Rate | None:
-    stored, old = record.rate, record.time.median_ms if record.time else None
-    if stored is None or record.work is None or not median_ms:
-        return stored
-    share = stored.percent_of_peak
-    if share is not None and old:
-        share *= old / median_ms  # the peak stays what it was, only the time is corrected
-    return Rate.of(record.work, median_ms, share)
 
 
 def _with_speedup(record: Record, by_backend: Mapping[str, Record], baseline: str | None) -> Record:

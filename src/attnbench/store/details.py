@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attnbench.record import Record, Run, Time
 from attnbench.store import figures
-from attnbench.store.block import Block, Column, Line, backend_name
+from attnbench.store.block import Block, Column, Line, backend_name, said
 from attnbench.store.conditions import conditions_of
 
 
@@ -29,7 +29,7 @@ def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     columns = [Column("backend", f"by timer, {unit.name}", 0, number=False)]
     for rank, name in enumerate(names):
         columns += [Column(name, name, rank), Column(f"{name} margin", "95 %", rank + len(names))]
-    return [Block(title, None, columns, lines)]
+    return [Block(title, None, said(columns, lines), lines)]
 
 
 def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
@@ -45,7 +45,7 @@ def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
         Column("median", f"median {unit.name}", 0),
         Column("median margin", "95 %", 1),
     ]
-    return [Block(title, conditions_of(run, [timed[0][0]]), columns, lines)]
+    return [Block(title, conditions_of(run, [timed[0][0]]), said(columns, lines), lines)]
 
 
 def _figure(name: str, time: Time, unit: figures.Unit) -> dict[str, str]:

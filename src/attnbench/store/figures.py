@@ -66,6 +66,11 @@ def margin(value: float | None, half: float | None) -> str:
     return "" if value is None or half is None else f"±{half:.{_decimals(value, half)}f}"
 
 
+def spread(value: float | None, breadth: float | None) -> str:
+    """How far apart several measurements lie, to the decimals of ``measured(value, breadth)``; "" for None."""
+    return "" if value is None or breadth is None else f"{breadth:.{_decimals(value, breadth)}f}"
+
+
 def plain(value: float | None, digits: int = UNKNOWN_DIGITS) -> str:
     """`value` to so many significant digits, never with an exponent; "" for None."""
     return "" if value is None else f"{value:.{_places(value, digits)}f}"

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.record import Record, Run
 from attnbench.store import figures
 from attnbench.store.conditions import environment_of
 from attnbench.store.derive import by_round
+from attnbench.store.replicates import Tie, by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
 CLOCK_SHORTFALL = 0.02
 "A clock this much below the highest is said: it is more than the probe's own error."
 
 
-def remarks(run: Run, records: Sequence[Record]) -> list[str]:
+def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) -> list[str]:
     """Notes that are true of these records, each one line.
 
     Args:
         run: whose settings and environments hold.
         records: all with a time, under the same conditions; of one case or of several.
+        replicated: processes are compared, not the samples of one.
     """
     own = list(dict.fromkeys(_own_notes(records)))
     if len(own) > MOST_OWN_NOTES:
         own[MOST_OWN_NOTES:] = [f"{len(own) - MOST_OWN_NOTES} more notes of backends stand in the run file"]
-    return [*_ties(records), *_noise(run, records), *_stops(records), *_clocks(run, records), *own]
+    winners = [*_ties(records, tie if replicated else _tie), *_gaps(records)]
+    return [*winners, *_noise(run, records), *_stops(records), *_clocks(run, records), *own]
 
 
-def _ties(records: Sequence[Record]) -> Iterator[str]:
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.group, record.replicate), []).append(record)
-    tied = [(members[0].case_id, *found) for members in groups.values() if (found := _tie(members))]
+def _ties(records: Sequence[Record], find: Callable[[Sequence[Record]], Tie | None]) -> Iterator[str]:
+    cases = _by_case(records)
+    tied = [(members[0].case_id, *found) for members in cases.values() if (found := find(members))]
     for case, winner, others in tied[:3]:
-        where = f"{case}: " if len(groups) > 1 else ""
+        where = f"{case}: " if len(cases) > 1 else ""
         yield f"no clear winner: {where}{winner} cannot be told apart from {', '.join(others)}"
     if len(tied) > 3:
         yield f"no clear winner in {len(tied) - 3} more cases"
 
 
-def _tie(records: Sequence[Record]) -> tuple[str, tuple[str, ...]] | None:
+def _tie(records: Sequence[Record]) -> Tie | None:
     """The fastest and who is within its interval; None for a clear winner or nobody to compare."""
     from attnbench.stats.ranking import clear_winner
 
@@ -47,6 +48,23 @@ def _tie(records: Sequence[Record]) -> tuple[str, tuple[str, ...]] | None:
     ticks = [record.time.tick_ms or 0.0 for record in records if record.time]
     winner = clear_winner({name: found for name, found in times.items() if found}, tick=max(ticks, default=0.0))
     return None if winner is None or winner.is_clear else (winner.name, winner.tied)
+
+
+def _gaps(records: Sequence[Record]) -> Iterator[str]:
+    """Who has a time in processes in which the baseline has none, so that fewer of them compare the two."""
+    for members in _by_case(records).values():
+        for name, own in by_backend(members).items():
+            compared = sum(record.speedup is not None for record in own)
+            if 0 < compared < len(own):
+                where = f"of {compared} of {len(own)} processes"
+                yield f"{name}: its speed-up is {where}, the baseline has no time in the others"
+
+
+def _by_case(records: Sequence[Record]) -> dict[str, list[Record]]:
+    cases: dict[str, list[Record]] = {}
+    for record in records:
+        cases.setdefault(case_of(record), []).append(record)
+    return cases
 
 
 def _noise(run: Run, records: Sequence[Record]) -> Iterator[str]:
@@ -69,11 +87,19 @@ def _worst(noisy: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _stops(records: Sequence[Record]) -> Iterator[str]:
-    cut = {record.group for record in records if record.time and record.time.stopped_by == "max-seconds"}
+    cut = [record for record in records if record.time and record.time.stopped_by == "max-seconds"]
     if cut:
-        groups = {record.group for record in records}
-        where = f" in {len(cut)} of {len(groups)} cases" if len(groups) > 1 else ""
+        (some_cases, some), (cases, groups) = _places(cut), _places(records)
+        where = f" in {some} of {groups} processes" if groups > 1 else ""
+        if cases > 1:
+            where = f" in {some_cases} of {cases} cases"
         yield f"stopped by --max-seconds{where}: more time would narrow the intervals"
+
+
+def _places(records: Sequence[Record]) -> tuple[int, int]:
+    """How many cases, and how many measurements of one in a process."""
+    groups = {(case_of(record), record.replicate) for record in records}
+    return len({case for case, _ in groups}), len(groups)
 
 
 def _clocks(run: Run, records: Sequence[Record]) -> Iterator[str]:
