@@ -126,6 +126,25 @@ def test_cases_of_a_device_put_the_axes_aside(write):
     assert shapes == [(63, 2), (127, 1), (127, 3)]
 
 
+@pytest.mark.parametrize(("batches", "shapes"), [
+    ("63 = 2\notherwise = 3", [(63, 2), (127, 3)]), ("otherwise = [1, 2]", [(63, 1), (63, 2), (127, 1), (127, 2)]),
+])
+def test_a_length_outside_the_map_has_the_batch_otherwise(write, batches, shapes):
+    suite = load_suite(write(f"{GOOD}[batch_by_seqlen]\n{batches}\n"), "cuda")
+    assert [(case.seqlen, case.batch) for case in cases(suite).values()] == shapes
+    assert {case.batch for case in cases(suite, {"batch": (5,)}).values()} == {5}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_takes_any_length_and_the_sweep_only_its_own(device):
+    found = cases(load_suite("quick", device), {"seqlen": (1, 63, 127, 1000)})
+    assert {(case.seqlen, case.batch) for case in found.values()} == {(1, 1), (63, 1), (127, 1), (1000, 1)}
+    batches = {case.seqlen: case.batch for case in cases(load_suite("quick", "cuda")).values()}
+    assert batches == {512: 16, 4096: 4, 16384: 1}
+    with pytest.raises(UsageError, match=r"suite flash-sweep: seqlen=63 has no batch size in its batch_by_seqlen; one"):
+        cases(load_suite("flash-sweep", device), {"seqlen": (63,)})
+
+
 @pytest.mark.parametrize(("old", "new", "message"), [
     ('name = "mine"', 'nane = "mine"', r"nane='mine' is not a key; one of name, title, .*; did you mean name\?"),
     ('name = "mine"', "", r"name is missing; a text in quotes"),
@@ -158,7 +177,11 @@ def test_cases_of_a_device_put_the_axes_aside(write):
     ('baseline = "sdpa"', "cpu = 1", r"cpu=1 cannot be used; a table"),
     ('baseline = "sdpa"', "cpu = { name = 'x' }", r"cpu\.name='x' is not a key; one of backends"),
     ('baseline = "sdpa"', "cpu = { axes = { seqlen = 5 } }", r"\[cpu\]: axes\.seqlen=5 cannot be used"),
-    ('baseline = "sdpa"', "batch_by_seqlen = { long = 5 }", r"batch_by_seqlen\.long=5 cannot be used; the key is"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { long = 5 }", r"batch_by_seqlen\.long=5 cannot be used; the key is "
+     r"otherwise, or a seqlen, a whole number"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { otherwise = 0 }", r"batch_by_seqlen\.otherwise=0 cannot be used; a"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { otherwise = [] }", r"batch_by_seqlen\.otherwise=\[\] cannot be used"),
+    ('baseline = "sdpa"', "batch_by_seqlen = { otherwise = '1' }", r"otherwise='1' cannot be used; a number"),
     ('baseline = "sdpa"', "batch_by_seqlen = { 63 = 0 }", r"batch_by_seqlen\.63=0 cannot be used; a whole number"),
     ('baseline = "sdpa"', "env = { bacth = 'B' }", r"env\.bacth='B' is not a key; .*did you mean batch\?"),
     ('baseline = "sdpa"', "cases = []", r"axes and cases are both there; one of the two"),

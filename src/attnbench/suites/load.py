@@ -11,7 +11,8 @@ A suite file is one table::
     settings = { rel_ci = 0.02, max_seconds = 2.0 }
     axes = { seqlen = [512, 1024], causal = [false, true] }          # their cross product, or
     cases = [{ name = "gpt2-small", batch = 8, seqlen = 1024 }]      # cases one by one
-    batch_by_seqlen = { 512 = 16, 1024 = [4, 8] }    # batch follows seqlen; clear answer outside
+    batch_by_seqlen = { 512 = 16, 1024 = [4, 8] }    # batch follows seqlen; outside a clear answer,
+                                                     # or with otherwise = 1 that batch
     env = { batch = "BATCH" }                        # environment variables that set an axis
     [cpu]                                            # replaces whole keys of the above on a CPU
     [cuda]                                           # and on a GPU
@@ -38,6 +39,8 @@ DEVICES = ("cpu", "cuda")
 """Kinds of device a suite may have a section for."""
 
 SECTION = ("backends", "baseline", "settings", "axes", "cases", "batch_by_seqlen")
+OTHERWISE = "otherwise"
+"""Key of batch_by_seqlen for the lengths it does not name."""
 TOP = ("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)
 
 SHOWN = reprlib.Repr()
@@ -69,6 +72,8 @@ class Suite:
     cases: tuple[NamedCase, ...] = ()
     "empty for a suite of axes"
     batch_by_seqlen: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
+    batch_otherwise: tuple[Any, ...] = ()
+    "batches of the lengths that batch_by_seqlen does not name; empty: they are refused"
     env: Mapping[str, str] = field(default_factory=dict)
     "axis -> environment variable that sets it where no flag does"
     file: str | None = None
@@ -185,6 +190,7 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         raise UsageError(f"{who}: axes and cases {wrong}; one of the two: axes (a cross product) or cases (a list)")
     if "cases" in data and "batch_by_seqlen" in data:
         raise UsageError(f"{who}: batch_by_seqlen goes with axes; listed cases state their batch")
+    batches = _batches(who, axes, data.get("batch_by_seqlen", {}))
     return Suite(
         name=data["name"], title=data["title"], workload=workload.name,
         backends=_selectors(who, data.get("backends", "all")),
@@ -193,7 +199,8 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         settings=_settings(who, data.get("settings", {})),
         axes=_axes(who, axes, data.get("axes", {})),
         cases=_cases(who, axes, data["cases"]) if "cases" in data else (),
-        batch_by_seqlen=_batches(who, axes, data.get("batch_by_seqlen", {})),
+        batch_by_seqlen={key: value for key, value in batches.items() if key != OTHERWISE},
+        batch_otherwise=batches.get(OTHERWISE, ()),
         env=_env(who, axes, data.get("env", {})),
         file=None if document.shipped else document.file)
 
@@ -263,9 +270,9 @@ def _batches(who: str, axes: Mapping[str, Axis], value: Any) -> dict[Any, tuple[
     for key, items in table.items():
         where = f"batch_by_seqlen.{key}"
         try:
-            length = axes["seqlen"].parse(key)
+            length = key if key == OTHERWISE else axes["seqlen"].parse(key)
         except ValueError as error:
-            raise _wrong(who, where, items, f"the key is a seqlen, {error}") from None
+            raise _wrong(who, where, items, f"the key is {OTHERWISE}, or a seqlen, {error}") from None
         listed = items if isinstance(items, list) and items else [items]
         found[length] = tuple(_value(who, where, axes["batch"], item) for item in listed)
     return found

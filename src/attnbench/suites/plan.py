@@ -149,19 +149,23 @@ def _crossed(
     suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]
 ) -> Iterable[dict[str, Any]]:
     axes = {**suite.axes, **asked}
-    by_length = suite.batch_by_seqlen if "batch" not in asked else {}
-    if by_length:
+    follows = "batch" not in asked and bool(suite.batch_by_seqlen or suite.batch_otherwise)
+    by_length, otherwise = suite.batch_by_seqlen, suite.batch_otherwise
+    if follows:
         axes.pop("batch", None)
         default = next(axis.default for axis in workload.axes if axis.name == "seqlen")
         for length in axes.setdefault("seqlen", (default,)):
-            if length not in by_length:
+            if length not in by_length and not otherwise:
                 known = ", ".join(str(one) for one in by_length)
                 raise UsageError(refusal(suite.who, "seqlen", length, "has no batch size in its batch_by_seqlen",
                                          f"one of {known}", "or state the batch with --batch"))
     for values in itertools.product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
-        for batch in by_length.get(row.get("seqlen"), (None,)):
-            yield row if batch is None else {"batch": batch, **row}
+        if not follows:
+            yield row
+            continue
+        for batch in by_length.get(row["seqlen"], otherwise):
+            yield {"batch": batch, **row}
 
 
 def _listed(suite: Suite, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[dict[str, Any]]:
