@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,31 @@ def test_it_answers_at_once(words, seconds):
 
     # The best of a few: the other core may be busy with other tests.
     assert min(once() for _ in range(5)) < 2 * seconds
+
+
+INTERRUPTING = """
+import sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize(("module", "said"), [
+    ("attnbench.cli", ""), ("attnbench.cli.output", ""), ("attnbench.cli.parser", "attnbench: interrupted\n")])
+@pytest.mark.parametrize("entry", ["script", "module"])
+def test_ctrl_c_while_it_is_imported_is_no_traceback(module, said, entry):
+    start = {"script": "from attnbench.__main__ import main; sys.exit(main())",
+             "module": "import runpy; runpy.run_module('attnbench', run_name='__main__', alter_sys=True)"}[entry]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTING.format(module=module) + start, "list", "timers"],
+                          env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_the_command_is_the_guarded_one():
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"] == {"attnbench": "attnbench.__main__:main"}
