@@ -514,3 +514,7 @@ class LeavesAChild(Misbehaving):
         child = subprocess.Popen(["/bin/sleep", "300"])
         log(f"child {child.pid}")
         child.returncode = 0  # nobody is to be told of it by a ResourceWarning
+
+
+class OfAVariantNobodyKnows(Misbehaving):
+    name, variant = "of-a-variant-nobody-knows", "sotfmax"

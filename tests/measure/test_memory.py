@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench.measure.memory import peak  # noqa: E402
+from attnbench.measure.memory import Peak, peak  # noqa: E402
 
 
 def test_the_peak_is_what_lives_at_one_time() -> None:
@@ -27,3 +27,10 @@ def test_what_was_there_before_does_not_count() -> None:
     a = torch.ones(500)
     assert peak(lambda: a.add_(1), "cpu").allocated < 100
     assert peak(lambda: None, "cpu").reserved is None
+
+
+def test_on_a_gpu_both_figures_are_above_what_was_there(monkeypatch) -> None:
+    for name, answer in {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None,
+                         "memory_allocated": 700, "max_memory_allocated": 900, "max_memory_reserved": 1200}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+    assert peak(lambda: None, "cuda:0") == Peak(allocated=200, reserved=500)

@@ -68,7 +68,7 @@ def test_times_ratios_and_verdicts_are_those_of_the_card(card, tmp_path):
         assert found[name].rate.percent_of_peak == pytest.approx(100 * least_ms / TRUE_MS[name])
         assert found[name].memory.peak_allocated_mb == pytest.approx(48, abs=0.1)
         assert found[name].ceilings == {"copy_gbps": 4270.0, "matmul_tflops": 51.0}
-        assert found[name].memory.peak_reserved_mb == 64
+        assert found[name].memory.peak_reserved_mb == pytest.approx(64, abs=0.1)
     assert found["twice-as-fast"].work.executed_flops == 12345
 
     ratios = {name: (round(found[name].speedup.ratio, 3), found[name].speedup.verdict) for name in FAST[1:]}

@@ -6,7 +6,8 @@ import pytest
 from small_runs import MISBEHAVING, small_run
 
 from attnbench.backends.base import Machine
-from attnbench.record import Status
+from attnbench.measure.memory import Peak
+from attnbench.record import Memory, Status
 from attnbench.worker import device, group
 from attnbench.worker.blame import BlamePage
 from attnbench.worker.device import ContextLost
@@ -139,3 +140,28 @@ def test_the_baseline_is_first_in_the_sampler_and_an_unknown_one_is_no_harm(carr
         carried_out("honest-too", "honest")
         carried_out("honest-too", "no-such-backend", baseline="no-such-backend")
     assert seen == [["honest", "honest-too"], ["honest-too"]]
+
+
+def test_a_variant_nobody_knows_is_its_own_backends_failure(carried_out):
+    found = carried_out("honest", "of-a-variant-nobody-knows", "honest-too")
+    assert [found[name].status for name in ("honest", "honest-too")] == [Status.PASSED] * 2
+    assert found["of-a-variant-nobody-knows"].status is Status.FAILED
+    assert found["of-a-variant-nobody-knows"].reason == (
+        "of-a-variant-nobody-knows: variant=sotfmax is not known; one of softmax; did you mean softmax?")
+
+
+def test_peak_memory_holds_the_outputs_and_nothing_of_others(carried_out, monkeypatch):
+    """Of a launch that lets go of its last result first: above what it held, a call takes its workspace only."""
+    others, session, results, workspace, unused = (n * 2**20 for n in (1000, 12, 4, 2, 7))
+    said = {"set-up": others + session, "memory": others + session + results}
+    opened = []
+
+    def allocated(device):
+        phase = carried_out.page.read().phase
+        opened.append(phase)
+        return others if opened == ["set-up"] else said[phase]
+
+    monkeypatch.setattr(group, "allocated", allocated)
+    monkeypatch.setattr(group, "peak", lambda call, device: Peak(workspace, workspace + unused))
+    memory = carried_out("honest")["honest"].memory
+    assert memory == Memory(peak_allocated_mb=12 + 4 + 2, peak_reserved_mb=12 + 4 + 2 + 7)

@@ -13,7 +13,7 @@ class Peak:
 
     allocated: int
     reserved: int | None
-    "what the caching allocator holds in all at the peak; None on a CPU, which has none"
+    "by the caching allocator, its unused blocks included; None on a CPU, which has none"
 
 
 def peak(call: Callable[[], Any], device: str) -> Peak:
@@ -34,7 +34,7 @@ def _cuda_peak(call: Callable[[], Any], device: str) -> Peak:
     before = torch.cuda.memory_allocated(device)
     call()
     torch.cuda.synchronize(device)
-    return Peak(torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device))
+    return Peak(torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device) - before)
 
 
 def _cpu_peak(call: Callable[[], Any]) -> Peak:

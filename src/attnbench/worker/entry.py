@@ -23,6 +23,8 @@ class Entry:
     closing: ExitStack = field(default_factory=ExitStack)
     setup_ms: float = 0.0
     first_call_ms: float = 0.0
+    held_bytes: int = 0
+    "what the device held before the session: the harness, the inputs, other sessions"
     session_bytes: int = 0
     "what the session holds on the device between calls: its own inputs, workspaces, plans"
     by_itself: bool = False

@@ -13,7 +13,7 @@ from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.globals import GlobalState
 from attnbench.check.reference import References
-from attnbench.errors import Unavailable, Unsupported, UsageError
+from attnbench.errors import Unavailable, Unsupported, UsageError, unknown
 from attnbench.machine.ceilings import ceilings
 from attnbench.measure.memory import peak
 from attnbench.measure.sampling import GroupTiming, Plan, sample
@@ -101,6 +101,9 @@ class GroupRun:
                 raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
             backend.probe()
             backend.check(self.case, self.machine)
+            if backend.variant not in self.workload.variants:
+                # Found only when its oracle is asked for, it would take the group's other backends along.
+                raise unknown(name, "variant", backend.variant, self.workload.variants)
         except (Unavailable, Unsupported) as why:
             self.on_record(builder.failed(Status.SKIPPED, str(why)))
         except Exception as error:  # the edge: whatever a backend raises becomes its record
@@ -194,12 +197,12 @@ class GroupRun:
     def _first_call(self, entry: Entry) -> None:
         detail = ": compiling" if entry.backend.compiles else ""
         self._turn(entry.index, f"set-up{detail}")
-        held = allocated(self.device)
+        entry.held_bytes = allocated(self.device)
         started = time.perf_counter()
         entry.launch = entry.closing.enter_context(entry.backend.session(self.case, self.inputs))
         synchronize(self.device)
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
-        entry.session_bytes = allocated(self.device) - held
+        entry.session_bytes = allocated(self.device) - entry.held_bytes
         entry.builder.note(*entry.launch.notes)
         self.page.say(entry.index, f"first call{detail}")
         started = time.perf_counter()
@@ -225,11 +228,14 @@ class GroupRun:
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
+        # The last call's results: where a call lets go of them first, those it makes are no rise above them.
+        results = max(0, allocated(self.device) - entry.held_bytes - entry.session_bytes)
         found = peak(lambda: entry.run_once(self.case.mode), self.device)
         inputs = sum(t.numel() * t.element_size() for t in self.inputs.tensors().values())
-        reserved = None if found.reserved is None else found.reserved / MIB
+        own = max(inputs, entry.session_bytes) + results
         entry.builder.memory = Memory(
-            peak_allocated_mb=(max(inputs, entry.session_bytes) + found.allocated) / MIB, peak_reserved_mb=reserved
+            peak_allocated_mb=(own + found.allocated) / MIB,
+            peak_reserved_mb=None if found.reserved is None else (own + found.reserved) / MIB,
         )
 
     # ── together: samples, then one more look at the outputs ───────────────────────────────────────
