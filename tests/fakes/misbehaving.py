@@ -516,5 +516,16 @@ class LeavesAChild(Misbehaving):
         child.returncode = 0  # nobody is to be told of it by a ResourceWarning
 
 
+class ReportsAMillisecond(Misbehaving):
+    """Honest, and times itself."""
+
+    name = "reports-a-millisecond"
+
+    def launch(self, case, inputs):
+        launch = super().launch(case, inputs)
+        launch.reported_ms = lambda: 1.0
+        return launch
+
+
 class OfAVariantNobodyKnows(Misbehaving):
     name, variant = "of-a-variant-nobody-knows", "sotfmax"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.errors import Unavailable
+from attnbench.measure.timer import Untimed
 from attnbench.measure.timers.cupti import MARKER, Activity, LostRecords, read
 
 
@@ -79,8 +79,9 @@ def test_a_lost_kernel_is_found_by_its_launch() -> None:
 def test_a_call_that_launches_nothing_has_no_kernel_time() -> None:
     tape = Tape()
     tape.sample()
-    with pytest.raises(Unavailable, match="cupti: noop launched nothing on the device; a CPU function"):
+    with pytest.raises(Untimed, match="cupti: noop launched nothing on the device; a CPU function") as why:
         read(tape.activities, ["noop"])
+    assert why.value.subject == "noop"
 
 
 def test_a_late_host_is_seen_only_where_it_matters() -> None:

@@ -107,6 +107,14 @@ def test_a_kernel_that_reports_no_number_has_no_time(carried_out):
     assert "reports-nonsense reported nan ms; a positive number" in found["reports-nonsense"].reason
 
 
+def test_what_the_timer_cannot_time_leaves_the_others_their_times(carried_out):
+    found = carried_out("honest", "reports-a-millisecond", timer="reported")
+    assert (found["honest"].status, found["honest"].reason) == (
+        Status.FAILED, "reported: subject=honest cannot be timed; the launch reports no time of its own")
+    assert found["reports-a-millisecond"].time.median_ms == 1.0
+    assert found["reports-a-millisecond"].notes == ("no speed-up: measured without the baseline",)
+
+
 def test_another_kind_of_device_is_skipped(carried_out):
     found = carried_out("honest", machine=Machine("cuda", (9, 0), 2**37))
     assert (found["honest"].status, found["honest"].reason) == (

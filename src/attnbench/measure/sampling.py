@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnbench.errors import Unavailable, unknown
+from attnbench.errors import unknown
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
-from attnbench.measure.timer import Reading, Timer, available, choose
+from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
 from attnbench.record import PowerSeries
 from attnbench.stats.design import balanced_orders
 from attnbench.stats.stopping import StopRule
@@ -119,7 +119,7 @@ def sample(
 
     Raises:
         UsageError: an unknown timer, cache state or regime, or one the device has not.
-        Unavailable: the timer does not work here, or cannot time one of the subjects.
+        Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
     if plan.timer != "all":
         return _sample(subjects, choose(plan.timer, device), device, plan, announce)
@@ -142,7 +142,7 @@ def _sample(
 
     for subject in subjects:
         if why := timer.accepts(subject):
-            raise Unavailable(f"{timer.name}: subject={subject.name} cannot be timed; {why}")
+            raise Untimed(subject.name, f"{timer.name}: subject={subject.name} cannot be timed; {why}")
     with _no_garbage_collection(), open_stage(device, plan.l2) as stage:
         sampler = _Sampler(subjects, timer, stage, plan, announce)
         sampler.warm_up()

@@ -27,6 +27,14 @@ EXTRA = "ATTNBENCH_TIMERS"
 """Environment variable: files with further timers, separated like PATH."""
 
 
+class Untimed(Unavailable):
+    """This timer cannot time one of the subjects."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(reason)
+        self.subject = subject
+
+
 @dataclass(slots=True)
 class Reading:
     """One sample as a timer read it."""

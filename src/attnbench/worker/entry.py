@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.check.globals import GlobalState
+from attnbench.errors import Unavailable, UsageError
+from attnbench.measure.timer import Untimed
+from attnbench.worker.blame import Word
 from attnbench.worker.outcome import RecordBuilder
 
 
@@ -48,6 +51,15 @@ class Entry:
         launch.forward()
         if mode != "fwd":
             launch.call("bwd")()
+
+
+def guilty_of(error: Exception, word: Word, sampled: Sequence[Entry]) -> Entry | None:
+    """Whose doing an exception during sampling was; None for the harness's own."""
+    if isinstance(error, Untimed):
+        return next((entry for entry in sampled if entry.builder.name == error.subject), None)
+    if isinstance(error, Unavailable | UsageError):
+        return None
+    return next((entry for entry in sampled if entry.index == word.index), None)
 
 
 @contextmanager

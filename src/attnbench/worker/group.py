@@ -13,7 +13,7 @@ from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.globals import GlobalState
 from attnbench.check.reference import References
-from attnbench.errors import Unavailable, Unsupported, UsageError, unknown
+from attnbench.errors import Unavailable, Unsupported, unknown
 from attnbench.machine.ceilings import ceilings
 from attnbench.measure.memory import peak
 from attnbench.measure.sampling import GroupTiming, Plan, sample
@@ -23,7 +23,7 @@ from attnbench.measure.times import to_time
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
-from attnbench.worker.entry import Entry, globals_kept
+from attnbench.worker.entry import Entry, globals_kept, guilty_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.protocol import TURN
@@ -270,11 +270,8 @@ class GroupRun:
                 word = self.page.read()
                 reason, full = reason_of(error, word.phase), out_of_memory(error)
                 raise_if_lost(self.device, word.index, word.phase, reason)
-                guilty = next((entry for entry in left if entry.index == word.index), None)
-                if isinstance(error, Unavailable | UsageError):
-                    guilty = None
-            if guilty is None:
-                # The harness: a timer that cannot do one of them cannot compare them.
+                guilty = guilty_of(error, word, left)
+            if guilty is None:  # the harness
                 for entry in left:
                     self._end(entry, Status.FAILED, reason)
                 return [], None, apart

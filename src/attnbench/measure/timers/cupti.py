@@ -24,7 +24,7 @@ from typing import Any
 from attnbench.errors import Unavailable
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
-from attnbench.measure.timer import Reading, Timer
+from attnbench.measure.timer import Reading, Timer, Untimed
 
 MARKER = "attnbench_marker"
 
@@ -103,7 +103,7 @@ def read(activities: Iterable[Activity], names: Sequence[str], offset_ns: int = 
 
     Raises:
         LostRecords: a marker or the record of a launch is missing.
-        Unavailable: a subject launched nothing on the device.
+        Untimed: a subject launched nothing on the device.
     """
     activities = list(activities)
     launched = {a.correlation: a.end for a in activities if not a.on_device}
@@ -123,7 +123,7 @@ def read(activities: Iterable[Activity], names: Sequence[str], offset_ns: int = 
 
 def _reading(records: Sequence[Activity], name: str, launched: dict[int, int], offset_ns: int) -> Reading:
     if not records:
-        raise Unavailable(f"cupti: {name} launched nothing on the device; a CPU function is timed on device cpu")
+        raise Untimed(name, f"cupti: {name} launched nothing on the device; a CPU function is timed on device cpu")
     start, end = records[0].start, max(record.end for record in records)
     queued = max(launched.get(record.correlation, 0) for record in records)
     return Reading(
