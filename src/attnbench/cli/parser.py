@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         if any(word in HELP_FLAGS for word in words):
             return None
         self._given = words
-        args, rest = self.parse_known_args(words)
+        args, rest = self.parse_known_args(_joined(words))
         for word in rest:
             self._refuse(word)
         for action in self._actions:
@@ -132,6 +132,17 @@ class Parser(argparse.ArgumentParser):
             if flag in action.option_strings:
                 return f"a value, {flag} {action.metavar}"
         return "a value"
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """``--window -1:5`` as ``--window=-1:5``: no flag begins with a digit, so that is a value."""
+    joined: list[str] = []
+    for word in words:
+        if joined and re.match(r"-\d", word) and re.fullmatch(r"--[a-z0-9-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _spelled(action: argparse.Action) -> str:

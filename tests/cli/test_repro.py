@@ -1,0 +1,136 @@
+"""The line of a record that measures (or checks) it again: planned by the real parser, it is the same row."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+
+from attnbench.record import PlannedGroup, Settings, Status
+from attnbench.store.runfile import read
+from attnbench.suites import estimate
+from attnbench.worker.outcome import repro
+from attnbench.workloads.base import load_workload
+
+# Every axis away from its default in some case; settings away from theirs.
+SUITE = """
+name = "odd"
+title = "t"
+workload = "attention"
+backends = ["eager", "sdpa", "sdpa-cudnn"]
+baseline = "sdpa"
+settings = { rel_ci = 0.5, max_seconds = 0.02, input = "uniform", seed = 3 }
+[[cases]]
+batch = 1
+seqlen = 7
+nheads = 2
+headdim = 16
+dtype = "fp32"
+[[cases]]
+batch = 3
+seqlen = 5
+seqlen_k = 9
+nheads = 4
+nheads_kv = 2
+headdim = 16
+headdim_v = 24
+causal = true
+window = "3:0"
+dtype = "bf16"
+mode = "fwd-bwd"
+[[cases]]
+batch = 2
+seqlen = 8
+nheads = 2
+headdim = 8
+lengths = "3:8"
+window = "-1:2"
+dtype = "fp32"
+mode = "bwd"
+"""
+
+
+@pytest.fixture
+def plan_again(attnbench, monkeypatch):
+    """What a line of a record plans, and what it shows of that."""
+    planned = []
+    estimated = estimate.estimate
+    monkeypatch.setattr(estimate, "estimate", lambda run, files=(): planned.append(run) or estimated(run, files=files))
+
+    def plan(line):
+        program, *words = shlex.split(line)
+        assert program == "attnbench"
+        answer = attnbench([*words, "--dry-run"])
+        assert (answer.code, answer.err) == (0, "")
+        return planned.pop(), answer.out
+
+    return plan
+
+
+def check_again(run, record, plan_again):
+    again, shown = plan_again(record.repro)
+    [group] = again.plan
+    baseline = run.settings.baseline
+    assert (group.case, group.case_id) == (record.case, record.case_id)
+    assert group.backends == tuple(dict.fromkeys((baseline, record.backend)))
+    assert heeded(again.settings) == heeded(run.settings)
+    assert f"{', '.join(group.backends)}\n  {record.case_id}\n" in shown
+
+
+def heeded(settings):
+    """The settings without those that another one puts aside: what stops the sampling, if there is any."""
+    idle = {"rel_ci", "max_seconds"} if settings.iterations is not None or not settings.measure else set()
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in idle}
+
+
+@pytest.mark.parametrize(("words", "verb", "rows"), [
+    ("run ./odd.toml --device cpu --regime sustained", "compare", 9),
+    ("run quick --device cpu --seqlen 9 --headdim 8 --backends sdpa,eager --warmup 0 --iterations 7", "compare", 4),
+    ("check ./odd.toml --device cpu", "check", 12),
+])
+def test_the_line_of_every_record_plans_that_record(attnbench, saved, plan_again, words, verb, rows):
+    Path("odd.toml").write_text(SUITE)
+    assert attnbench(words).code == 0
+    [path] = saved()
+    run = read(path)
+    assert len(run.records) == rows
+    statuses = {record.status for record in run.records}
+    assert statuses == ({Status.PASSED, Status.SKIPPED} if "odd" in words else {Status.PASSED})
+    for record in run.records:
+        assert record.repro.startswith(f"attnbench {verb} --")
+        check_again(run, record, plan_again)
+
+
+@pytest.mark.parametrize("verb", ["compare", "check"])
+def test_a_line_with_a_file_of_backends_runs_beside_that_file(attnbench, plan_again, verb):
+    case = load_workload("attention").case({"seqlen": 63})
+    settings = Settings(device="cpu", baseline="sdpa", measure=verb == "compare")
+    group = PlannedGroup(group=case.id, workload="attention", case=case.to_dict(), case_id=case.id,
+                         backends=("sdpa", "mine"))
+    line = repro(group, settings, "mine", ["/somewhere/mine.py"])
+    assert line.startswith(f"attnbench {verb} --")
+    assert line.count("mine") == 2
+    again, _ = plan_again(line)
+    assert again.plan[0].backends == ("sdpa", "mine")
+    assert again.backend_files == ("mine.py",)
+
+
+def test_a_check_of_a_line_runs(attnbench, saved):
+    """Not only planned: carried out as it stands."""
+    line = ("attnbench check --batch 1 --seqlen 5 --nheads 2 --headdim 8 --no-causal --dtype fp32 --mode fwd "
+            "--lengths full --backends sdpa,eager --device cpu")
+    answer = attnbench(shlex.split(line)[1:])
+    assert answer.code == 0
+    assert answer.out.splitlines()[-2:] == ["2 passed", f"written: {saved()[0]}"]
+    assert {record.repro for record in read(saved()[0]).records} >= {line}
+
+
+def test_a_value_may_begin_with_a_minus(attnbench):
+    answer = attnbench("compare --device cpu --seqlen 9 --window -1:5 --dry-run")
+    assert "b2-s9-h8-d64-fp32-winf_5-fwd" in answer.out
+    answer = attnbench("compare --device cpu --seqlen -9")
+    assert answer.err == "attnbench compare: --seqlen=-9 cannot be used; a whole number from 1 to 16777216\n"
+    answer = attnbench("compare --device cpu --causal -1")
+    assert answer.err == "attnbench compare: --causal=-1 takes no value; alone\n"
