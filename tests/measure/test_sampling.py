@@ -145,6 +145,44 @@ def test_more_rounds_than_the_marker_has_slots_are_cut(simulate) -> None:
     assert max([*sizes, count]) <= sampling.MAX_BATCH
 
 
+def test_the_first_batch_is_one_round_whatever_is_asked_for(simulate) -> None:
+    """Its head start is a guess: with a longer one the host would be late."""
+    for plan in (Plan(warmup=0, iterations=40), Plan(warmup=40, iterations=1)):
+        _, _, stage = simulate(Card(), {"a": 1.0, "b": 1.0}, plan)
+        assert stage.events.index("end") == len(["begin", "ready", "ready"])
+        assert len(stage.leads) < 40, "the rest in longer ones"
+
+
+def test_what_a_call_leaves_in_circles_is_freed_between_batches() -> None:
+    alive = most = 0
+
+    class Circle:
+        def __init__(self) -> None:
+            nonlocal alive, most
+            self.me = self
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    sample([Subject(name="a", call=Circle)], device="cpu", plan=Plan(warmup=0, iterations=5000))
+    assert most <= sampling.MAX_BATCH
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"iterations": 0}, "iterations=0 cannot be used; a whole number, at least 1"),
+    ({"iterations": 2.5}, "iterations=2.5 cannot be used; a whole number, at least 1"),
+    ({"warmup": -1}, "warmup=-1 cannot be used; a whole number, at least 0"),
+    ({"rel_ci": float("nan")}, "rel_ci=nan cannot be used; a number above 0 and below 1"),
+    ({"max_seconds": 0}, "max_seconds=0 cannot be used; a number above 0"),
+])
+def test_a_plan_that_means_nothing_is_refused(wrong, words: str) -> None:
+    with pytest.raises(UsageError, match=f"^measure: {words}$"):
+        Plan(**wrong)
+
+
 def test_an_unknown_regime_names_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"measure: regime=hot is not known; one of burst, sustained"):
         Plan(regime="hot")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnbench.errors import unknown
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
@@ -65,6 +65,15 @@ class Plan:
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:
             raise unknown("measure", "regime", self.regime, REGIMES)
+        for name, least in (("warmup", 0), ("iterations", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(refusal("measure", name, value, "cannot be used", f"a whole number, at least {least}"))
+        if not 0 < self.rel_ci < 1:
+            accepted = "a number above 0 and below 1"
+            raise UsageError(refusal("measure", "rel_ci", self.rel_ci, "cannot be used", accepted))
+        if not self.max_seconds > 0:
+            raise UsageError(refusal("measure", "max_seconds", self.max_seconds, "cannot be used", "a number above 0"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -182,7 +191,11 @@ class _Sampler:
         if plan.regime == "sustained" and self.stage.kind == "cuda":
             run_untimed(self.stage, self.subjects, HEAT_S)
         if plan.warmup is not None:
-            self._batch(plan.warmup, keep=False)
+            left = plan.warmup
+            while left > 0:
+                rounds = self._fit(left)
+                self._batch(rounds, keep=False)
+                left -= rounds
             return
         started = time.perf_counter()
         self._batch(1, keep=False)
@@ -229,22 +242,16 @@ class _Sampler:
             seed += 1
 
     def _fit(self, rounds: int) -> int:
-        """At most `rounds`, and no more than fit a batch and the seconds left."""
-        most = MAX_BATCH // len(self.subjects)
-        if self.round_s > 0:
-            seconds = self.batch_s
-            if self.begun and self.plan.iterations is None:
-                seconds = min(seconds, self.plan.max_seconds - (time.perf_counter() - self.begun))
-            most = min(most, int(seconds / self.round_s))
-        return max(1, min(rounds, most))
+        """At most `rounds`, and no more than fit a batch, the marker's slots and the seconds left."""
+        if not self.round_s:
+            return 1  # how far the host must be ahead of a longer batch is not known yet
+        seconds = self.batch_s
+        if self.begun and self.plan.iterations is None:
+            seconds = min(seconds, self.plan.max_seconds - (time.perf_counter() - self.begun))
+        return max(1, min(rounds, MAX_BATCH // len(self.subjects), int(seconds / self.round_s)))
 
     def _batch(self, rounds: int, *, keep: bool) -> None:
-        """Measure some rounds, in pieces that fit the marker's slots."""
-        most = MAX_BATCH // len(self.subjects)
-        for first in range(0, rounds, most):
-            self._measure(min(most, rounds - first), keep=keep)
-
-    def _measure(self, rounds: int, *, keep: bool) -> None:
+        """Measure some rounds, as many as `_fit` allows."""
         orders = [next(self.orders) for _ in range(rounds)]
         batch = [(index, self.subjects[index]) for order in orders for index in order]
         started = time.perf_counter()
@@ -259,6 +266,7 @@ class _Sampler:
                 self.readings[index].append(reading)
         self.device_s = statistics.fmean(reading.ms for reading in readings) / 1e3
         self.last_mhz = [reading.sm_mhz for reading in readings if reading.sm_mhz]
+        gc.collect(0)  # what the batch left in circles; nothing else collects while the group is sampled
 
     def _lead_s(self, samples: int) -> float:
         """How long the device must be held so that the host is ahead to the end of the batch."""
