@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import cli
+from attnbench.store.block import LEGEND
 from attnbench.suites.settings import SETTINGS
 from attnbench.workloads.base import load_workload
 
@@ -59,6 +60,14 @@ def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):
     for flag in ("--no-causal", "--causal-both", "--no-grad", "--backends", "--skip", "--baseline", "--resume",
                  "--json", "--csv", "--xlsx", "--md", "--no-save", "--out", "--dry-run", "--quiet", "BATCH, SEQLEN"):
         assert flag in text
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_the_help_says_what_the_signs_of_a_table_mean(attnbench, monkeypatch, verb):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = attnbench([verb, "--help"]).out
+    assert " ".join(text.split("\n\n")[-1].split()) == LEGEND
+    assert "± the longer arm of the 95 % interval" in LEGEND
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list", "backends"], ["list", "suites"]])

@@ -83,6 +83,8 @@ def test_markdown_shows_the_same_table():
     assert shown[0] == r"fast \*"
     assert shown[1:7] == cells(printed(run_of(pair(3))), "fast")[1:7]
     assert text.count("###") == 1
+    assert text.endswith("of the processes.\n")
+    assert text.count("± the longer arm") == 1
 
 
 def test_rows_keep_every_process():

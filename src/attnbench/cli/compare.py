@@ -16,6 +16,8 @@ SUITE = "compare"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
+    from attnbench.store.block import LEGEND
+
     flags.add_shape(parser, note=(
         "One value each; on a CPU the default of --dtype is fp32. The environment variables BATCH, SEQLEN, NHEADS, "
         "HEADDIM replace the defaults of the flags they are called after."))
@@ -24,7 +26,8 @@ def add_arguments(parser: Parser) -> None:
     flags.add_output(parser)
     parser.example("attnbench compare --seqlen 4096 --headdim 128 --causal",
                    "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
-                   "BATCH=4 SEQLEN=2048 attnbench compare --md -")
+                   "BATCH=4 SEQLEN=2048 attnbench compare --md -",
+                   remark=LEGEND)
 
 
 def run(args: argparse.Namespace) -> int:

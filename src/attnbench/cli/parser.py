@@ -28,9 +28,10 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Wrap sentences; lines of examples stay as they are."""
-        if text.startswith(EXAMPLES):
-            return super()._fill_text(text, width, indent)
-        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
+        return "\n\n".join(
+            super(Formatter, self)._fill_text(part, width, indent) if part.startswith(EXAMPLES) else
+            textwrap.fill(" ".join(part.split()), width, initial_indent=indent, subsequent_indent=indent)
+            for part in text.split("\n\n"))
 
 
 class BooleanAxis(argparse.Action):
@@ -63,9 +64,9 @@ class Parser(argparse.ArgumentParser):
         self.usage = " ".join([self.prog, *words, "[FLAG ...]"])
         return super().format_help()
 
-    def example(self, *lines: str) -> None:
-        """Put examples under the help."""
-        self.epilog = f"{EXAMPLES}\n" + "\n".join(f"  {line}" for line in lines)
+    def example(self, *lines: str, remark: str = "") -> None:
+        """Put examples under the help, and a remark under these."""
+        self.epilog = f"{EXAMPLES}\n" + "\n".join(f"  {line}" for line in lines) + (f"\n\n{remark}" if remark else "")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace | None:
         """Parse the arguments.

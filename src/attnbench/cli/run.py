@@ -14,6 +14,8 @@ DEFAULT = "quick"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
+    from attnbench.store.block import LEGEND
+
     parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
         f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
     flags.add_shape(parser, note=(
@@ -25,7 +27,8 @@ def add_arguments(parser: Parser) -> None:
     flags.add_output(parser)
     parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
                    "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
-                   "attnbench run quick --backends ./mine.py --json -")
+                   "attnbench run quick --backends ./mine.py --json -",
+                   remark=LEGEND)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,12 @@ from attnbench.record import Record, Status
 from attnbench.store.conditions import Conditions
 from attnbench.store.replicates import Processes
 
+LEGEND = (
+    "In a table * is the fastest row, ± the longer arm of the 95 % interval, and a speed-up above 1 faster than the "
+    "baseline; spread, with replicates, is the highest less the lowest median of the processes."
+)
+"""What the signs of a table mean: said once, in the help and at the end of a Markdown page."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

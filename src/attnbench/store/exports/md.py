@@ -6,20 +6,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 from attnbench.record import Run
-from attnbench.store.block import Block, Lost
+from attnbench.store.block import LEGEND, Block, Lost
 from attnbench.store.blocks import arrange
 from attnbench.store.conditions import machine_words
 from attnbench.store.exports.base import Exporter
 
 
 def render(run: Run) -> bytes:
-    """Headings, tables, what was not measured, notes."""
+    """Headings, tables, what was not measured, notes; at the end what the signs mean."""
     page = arrange(run)
     machines = ["".join(f" · {_plain(word)}" for word in machine_words(item)) for item in run.environments]
     lines = [f"## {_plain(run.suite)}", "", _plain(run.started) + "".join(machines), ""]
     for block in page.blocks:
         lines += _block(block)
     lines += _lost(page.lost)
+    lines += [_plain(LEGEND)] if any(block.lines for block in page.blocks) else []
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
 
