@@ -516,6 +516,14 @@ class LeavesAChild(Misbehaving):
         child.returncode = 0  # nobody is to be told of it by a ResourceWarning
 
 
+class DiesAndLeavesAChild(LeavesAChild):
+    name = "dies-and-leaves-a-child"
+
+    def set_up(self):
+        super().set_up()
+        die()
+
+
 class ReportsAMillisecond(Misbehaving):
     """Honest, and times itself."""
 

@@ -148,9 +148,12 @@ def test_a_worker_that_dies_costs_the_others_nothing(log):
         "kills-itself": ("crashed", "killed by SIGKILL during first call"),
         "dies-in-sampling": ("crashed", "killed by SIGSEGV during sample"),
         "dies-in-closing": ("crashed", "killed by SIGSEGV during closing"),
+        "dies-and-leaves-a-child": ("crashed", "killed by SIGSEGV during set-up"),
     }
     run = measured(*expected)
     assert differing(run, expected) == {}
+    children = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+    assert [gone(pid) for pid in children] == [True], "what a worker started does not outlive its crash"
     assert by_name(run)["honest-too"].speedup, "measured in the worker that measured the baseline"
 
 

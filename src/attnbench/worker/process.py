@@ -155,19 +155,18 @@ class Worker:
 
     def close(self) -> None:
         """Kill the process, with what it started in its session, and release everything."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._log.closed:
+            return
+        # Its own death too leaves children behind, which may hold memory of the card.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._selector.close()
         with contextlib.suppress(BrokenPipeError):
             self._write.close()
-        if self._from >= 0:
-            os.close(self._from)
-            self._from = -1
-        if not self._log.closed:
-            self._log.close()
-            self.page.close()
+        os.close(self._from)
+        self._log.close()
+        self.page.close()
 
     def _read(self) -> list[dict[str, Any]]:
         """Messages that have come, waiting up to POLL_S for the first."""
