@@ -69,11 +69,19 @@ def test_a_list_is_a_table_with_a_wrapping_last_column():
     assert "".join(line[28:].strip() for line in lines[2:]).endswith("very-long")
 
 
+def test_where_the_last_column_has_no_room_it_stands_below_whole():
+    lines = drawn(render_list, ROWS, width=30).splitlines()
+    assert lines == ["backend     version  ready", "sdpa-flash  2.11.0   yes", "  FlashAttention 2 inside torch",
+                     "[b]mine              no", f"  {ROWS[1]['note']}"]
+    few = [{"name": "a" * 20, "install": None}, {"name": "b", "install": "pip install " + "b" * 20}]
+    assert drawn(render_list, few, width=30).splitlines() == ["name", "a" * 20, "b", "  pip install " + "b" * 20]
+
+
 def test_a_very_narrow_list_is_stacked():
-    lines = drawn(render_list, ROWS, width=40).splitlines()
+    lines = drawn(render_list, ROWS, width=20).splitlines()
     assert lines[0].strip() == "sdpa-flash"
     assert "  version  2.11.0" in (line.rstrip() for line in lines)
-    assert max(map(len, lines)) <= 40
+    assert max(map(len, lines)) <= 20
 
 
 def test_an_empty_list_says_so():

@@ -160,6 +160,12 @@ def test_many_cases_are_one_line_a_backend():
     assert max(map(len, printed(run_of(found), width=80).splitlines())) <= 80
 
 
+def test_a_narrow_page_keeps_the_interval_over_processes_and_their_number():
+    text = printed(run_of(pair(3)), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert cells(text, "fast")[1:] == cells(printed(run_of(pair(3))), "fast")[1:9]
+
+
 def test_the_worst_of_the_processes_is_the_tables():
     (one, other), *_ = pair(1)
     error = dataclasses.replace(other.errors["out"], max_abs=8e-4)

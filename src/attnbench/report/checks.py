@@ -36,7 +36,8 @@ def render_check(run: Run, console: Console) -> None:
 
 
 def _case(records: list[Record], paper: Paper) -> None:
-    paper.title(records[0].case_id, "")
+    first = records[0]
+    paper.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
     rows = [row for record in records for row in _rows(record)]
     if rows:
         texts = {name: decimal_aligned([row[name] for row in rows]) if name == "max abs" else

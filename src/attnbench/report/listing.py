@@ -18,6 +18,9 @@ NARROWEST_LAST = 24
 def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty: str = "nothing to list") -> None:
     """Print rows under the names of their fields; the last column takes what room is left and wraps.
 
+    Where too little is left it stands below its row, and on a page too narrow for the others every
+    field has a line.
+
     Args:
         rows: one mapping a line, all with the keys of the first; None is blank, true and false are
             yes and no.
@@ -31,10 +34,13 @@ def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty
     names = list(rows[0])
     texts = [[_text(row.get(name)) for name in names] for row in rows]
     widths = [max(len(line[place]) for line in [names, *texts]) for place in range(len(names))]
-    if sum(widths[:-1]) + GAP * len(widths) + min(widths[-1], NARROWEST_LAST) > paper.width:
-        _stacked(names, texts, paper)
-    else:
+    others = sum(widths[:-1]) + GAP * (len(widths) - 1)
+    if others + GAP + min(widths[-1], NARROWEST_LAST) <= paper.width:
         _side_by_side(names, texts, paper)
+    elif others <= paper.width:
+        _hanging(names, texts, widths, paper)
+    else:
+        _stacked(names, texts, paper)
 
 
 def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:
@@ -45,6 +51,15 @@ def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], paper: P
     for line in texts:
         table.add_row(*(paper.text(text, "bold" if place == 0 else "") for place, text in enumerate(line)))
     paper.print(table)
+
+
+def _hanging(names: Sequence[str], texts: Sequence[Sequence[str]], widths: Sequence[int], paper: Paper) -> None:
+    """The last field below its row, and never broken: it may be a command to copy."""
+    for number, line in enumerate([names, *texts]):
+        cells = [text.ljust(width) for text, width in zip(line, widths, strict=True)][:-1]
+        paper.line((" " * GAP).join(cells).rstrip(), "" if number else "dim")
+        if number and line[-1]:
+            paper.unbroken(" " * GAP + line[-1])
 
 
 def _stacked(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:

@@ -53,6 +53,10 @@ class Paper:
         """One line, wrapped where the page ends."""
         self.console.print(self.text(text, style))
 
+    def unbroken(self, text: str) -> None:
+        """One line, however long: where the terminal wraps it a copy of it is still whole."""
+        self.console.print(self.text(text), soft_wrap=True)
+
     def gap(self) -> None:
         """An empty line."""
         self.console.print()
