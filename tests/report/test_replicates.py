@@ -163,7 +163,7 @@ def test_many_cases_are_one_line_a_backend():
 def test_a_narrow_page_keeps_the_interval_over_processes_and_their_number():
     text = printed(run_of(pair(3)), width=80)
     assert max(map(len, text.splitlines())) <= 80
-    assert cells(text, "fast")[1:] == cells(printed(run_of(pair(3))), "fast")[1:9]
+    assert cells(text, "fast")[1:8] == cells(printed(run_of(pair(3))), "fast")[1:8]
 
 
 def test_the_worst_of_the_processes_is_the_tables():
