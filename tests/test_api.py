@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not() -> None:
     (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
     (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
     (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
+    (lambda: attnbench.bench(print, device="cpu", iterations=0), UsageError, "iterations=0 cannot be used; a whole"),
+    (lambda: attnbench.compare([print, print]), UsageError, "functions=list does not name them; a dict of names"),
+    (lambda: attnbench.compare({1: print, 2: print}), UsageError, "functions=dict does not name them; a dict of names"),
+    (lambda: attnbench.run(device="cpu", foo=1), UsageError, "attnbench.run: setting=foo is not known; one of check, "),
+    (lambda: attnbench.run(device="cpu", rel_ci="1 %"), UsageError, "run: rel_ci=1 % cannot be used; a number above 0"),
+    (lambda: attnbench.run(device="cpu", replicates=0), UsageError, "run: replicates=0 cannot be used; a whole number"),
+    (lambda: attnbench.run(device="cpu", timer="nope"), UsageError, "timer=nope is not known; one of"),
+    (lambda: attnbench.run(device="cpu", save="/dev/null/run.json"), UsageError, "run.json cannot be written"),
     (lambda: attnbench.load("/nowhere.json"), UsageError, "nowhere.json"),
 ])
 def test_wrong_arguments_are_answered_in_one_line(call, kind, words: str) -> None:
@@ -92,6 +101,50 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     cut.write_text(path.read_text()[:100])
     with pytest.raises(RunFileError, match=r"cut\.json"):
         attnbench.load(cut)
+
+
+def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: (run, backend_files))
+    suite = tmp_path / "own.toml"
+    suite.write_text('name = "own"\ntitle = "one"\nworkload = "attention"\nbackends = ["sdpa"]\n'
+                     'axes = { seqlen = [64] }\n')
+    mine = Path(__file__).parents[1] / "examples" / "my_kernel.py"
+    planned, files = attnbench.run(suite, device="cpu", backends="eager,sdpa-math", files=mine, axes={"seqlen": 63},
+                                   max_seconds=1, iterations=None).run
+    assert [group.case["seqlen"] for group in planned.plan] == [63]
+    assert planned.plan[0].backends == ("eager", "sdpa-math", "chunked")
+    assert files == (str(mine),)
+    assert planned.command == ("attnbench.run('own.toml', device='cpu', backends=['eager,sdpa-math'], "
+                               "files=['my_kernel.py'], axes={'seqlen': (63,)}, max_seconds=1)")
+
+
+def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: "cuda:0")
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: run)
+    planned = attnbench.run("quick").run
+    assert planned.settings.device == "cuda:0"
+    assert {group.case["dtype"] for group in planned.plan} == {"bf16"}
+
+
+@pytest.mark.parametrize(("asked", "place"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0")])
+def test_of_several_gpus_a_function_is_timed_on_the_current_one(monkeypatch, asked: str, place: str) -> None:
+    import torch
+
+    said = []
+
+    @contextmanager
+    def current(device):
+        said.append(f"current {device}")
+        yield
+        said.append("as before")
+
+    for name, answer in {"is_available": True, "device_count": 2, "current_device": 1, "synchronize": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr("attnbench.measure.sampling.sample", lambda subjects, device, plan: said.append(device))
+    monkeypatch.setattr("attnbench.api._timing", lambda *args: None)
+    attnbench.bench(lambda: said.append("first call"), device=asked)
+    assert said == [f"current {place}", "first call", place, "as before"]
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,6 +197,9 @@ def compare(
     from attnbench.measure.timer import all_timers
     from attnbench.stats.ratio import paired_ratio
 
+    if not isinstance(functions, Mapping) or not all(isinstance(name, str) for name in functions):
+        raise UsageError(refusal("compare", "functions", type(functions).__name__, "does not name them",
+                                 "a dict of names and functions"))
     if len(functions) < 2:
         raise UsageError(refusal("compare", "functions", len(functions), "are too few", "two or more, by name"))
     first = baseline or next(iter(functions))
@@ -229,9 +233,9 @@ def load(path: str | Path) -> Result:
 
 
 def run(
-    suite: str = "quick", *, device: str = "auto", backends: Sequence[str] = (), baseline: str | None = None,
-    files: Sequence[str] = (), save: str | Path | None = None, axes: Mapping[str, Sequence[Any]] | None = None,
-    **settings: Any,
+    suite: str | Path = "quick", *, device: str = "auto", backends: str | Sequence[str] = (),
+    baseline: str | None = None, files: str | Path | Sequence[str | Path] = (), save: str | Path | None = None,
+    axes: Mapping[str, Any] | None = None, **settings: Any,
 ) -> Result:
     """Run a suite in worker processes, as `attnbench run` does.
 
@@ -242,51 +246,109 @@ def run(
         baseline: to compare with.
         files: paths of files with backends of your own.
         save: run file, written after every group.
-        axes: values by axis name in place of the suite's.
+        axes: a value or several by axis name, in place of the suite's.
         settings: further fields of `record.Settings`.
 
     Raises:
-        UsageError: something of the request is wrong.
-        NothingToRun: none of it can run here.
+        UsageError: something of the request is wrong; nothing was measured.
+        Unavailable: the device, the timer or the clocks asked for are not there.
+        NothingToRun: no backend of the request runs on this kind of device.
     """
+    from attnbench.cli.request import check_settings
     from attnbench.machine.devices import resolve
+    from attnbench.store.files import check_writable
     from attnbench.store.runfile import new_id, now
     from attnbench.suites.load import load_suite
     from attnbench.suites.plan import Request, build
     from attnbench.sweep.run import execute
 
-    place = resolve(device)
+    place, suite = resolve(device), str(suite)
+    paths = tuple(str(file) for file in _several(files))
+    asked = {name: value for name, value in settings.items() if value is not None}
+    values = {name: _several(value) for name, value in (axes or {}).items()}
     request = Request(
-        suite=load_suite(suite, place), device=place, backends=tuple(backends), baseline=baseline, files=tuple(files),
-        axes={name: tuple(values) for name, values in (axes or {}).items()}, settings=settings,
+        suite=load_suite(suite, place.partition(":")[0]), device=place, backends=_several(backends), baseline=baseline,
+        files=paths, axes=values, settings=_settings(asked),
     )
-    planned = build(request, run_id=new_id(), command=f"attnbench.run({suite!r})", started=now())
-    return Result(execute(planned, path=Path(save) if save else None, backend_files=files))
+    words = {"device": device if device != "auto" else None, "backends": list(request.backends), "baseline": baseline,
+             "files": [Path(path).name for path in paths], "axes": values, **asked}
+    shown = ", ".join([repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items()
+                                                 if word not in (None, [], {}))])
+    planned = build(request, run_id=new_id(), command=f"attnbench.run({shown})", started=now())
+    check_settings(planned)
+    if save is not None:
+        check_writable(save)
+    return Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """One value or several; a text is one."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
+def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold settings against what the command line accepts of them."""
+    from attnbench.suites.settings import SETTINGS
+
+    known = {one.name: one.parse for one in SETTINGS if one.name != "device"}
+    found: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in ("check", "measure") and isinstance(value, bool):  # verbs of the command line
+            found[name] = value
+            continue
+        if name not in known:
+            raise unknown("attnbench.run", "setting", name, [*known, "check", "measure"])
+        try:
+            found[name] = known[name](str(value))
+        except ValueError as error:
+            raise UsageError(refusal("attnbench.run", name, value, "cannot be used", str(error))) from None
+    return found
 
 
 def _sample(
     functions: Mapping[str, Callable[[], Any]], device: str, reset: Callable[[], None] | None, plan: dict[str, Any]
 ) -> tuple[GroupTiming, list[float]]:
     """Call each once (it may compile), then sample; also the seconds of the first calls."""
-    from attnbench.machine.devices import resolve
     from attnbench.measure.sampling import Plan, sample
     from attnbench.measure.stage import synchronize
     from attnbench.measure.subject import Subject
 
-    place = resolve(device)
     wanted = Plan(**plan)
-    first_calls = []
     for name, fn in functions.items():
         if not callable(fn):
             raise UsageError(refusal("bench", name, repr(fn), "cannot be called", "a function of no arguments"))
-        if reset:
-            reset()
-        started = time.perf_counter()
-        fn()
-        synchronize(place)
-        first_calls.append(time.perf_counter() - started)
-    subjects = [Subject(name=name, call=fn, reset=reset) for name, fn in functions.items()]
-    return sample(subjects, device=place, plan=wanted), first_calls
+    place, first_calls = _place(device), []
+    with _current(place):
+        for fn in functions.values():
+            if reset:
+                reset()
+            started = time.perf_counter()
+            fn()
+            synchronize(place)
+            first_calls.append(time.perf_counter() - started)
+        subjects = [Subject(name=name, call=fn, reset=reset) for name, fn in functions.items()]
+        return sample(subjects, device=place, plan=wanted), first_calls
+
+
+def _place(device: str) -> str:
+    """The device a function is timed on: of several GPUs the current one, where none is named."""
+    from attnbench.machine.devices import resolve
+
+    place = resolve(device)
+    if place == "cpu" or ":" in device:
+        return place
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def _current(place: str) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, as it is while functions are sampled."""
+    if place == "cpu":
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(place)
 
 
 def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Timing:
