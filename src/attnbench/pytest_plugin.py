@@ -17,8 +17,6 @@ import pytest
 if TYPE_CHECKING:
     from attnbench.api import Comparison, Timing
 
-_SHOWN = pytest.StashKey[list[str]]()
-
 
 class Bench:
     """`attnbench.bench` and `attnbench.compare`, remembered for the summary."""
@@ -48,11 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attnbench")
     group.addoption("--attnbench-device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.addoption("--attnbench-max-seconds", type=float, default=None, help="sampling time of one measurement")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Start with nothing measured."""
-    config.stash[_SHOWN] = []
 
 
 @pytest.fixture

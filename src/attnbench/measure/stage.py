@@ -74,10 +74,6 @@ class Stage(ABC):
     def sm_mhz(self, count: int) -> list[float | None]:
         """Mean SM clock during each sample of the batch; None where it is not known."""
 
-    def harness_bytes(self) -> int:
-        """Device memory the stage holds."""
-        return 0
-
 
 class CpuStage(Stage):
     """The CPU: nothing to queue, caches as the calls leave them."""
@@ -115,15 +111,14 @@ class CudaStage(Stage):
 
         super().__init__()
         self.device, self.l2 = device, "cold" if l2 == "auto" else l2
-        before = torch.cuda.memory_allocated(device)
         size = l2_bytes(device)
         if self.l2 == "cold" and size is None:
             raise Unavailable(f"{device}: l2=cold needs the size of the L2, which the driver does not say; --l2 warm")
-        self._flush: Any = Flush(device, size) if self.l2 == "cold" and size else None
-        self._marker = Marker(device, slots=2 * MAX_BATCH)
-        self._cycles_per_s = 1e3 * _max_clock_khz(device)
-        self._bytes = torch.cuda.memory_allocated(device) - before
         self._current: Any = torch.cuda.device(device)
+        with torch.cuda.device(device):  # triton compiles and launches for the current device, wherever the tensors are
+            self._flush: Any = Flush(device, size) if self.l2 == "cold" and size else None
+            self._marker = Marker(device, slots=2 * MAX_BATCH)
+        self._cycles_per_s = 1e3 * _max_clock_khz(device)
         synchronize(device)
 
     def __enter__(self) -> CudaStage:
@@ -176,10 +171,6 @@ class CudaStage(Stage):
     def sm_mhz(self, count: int) -> list[float | None]:
         """From the markers at both ends of each sample."""
         return self._marker.sm_mhz(count)
-
-    def harness_bytes(self) -> int:
-        """Flush buffer and stamps."""
-        return self._bytes
 
 
 def open_stage(device: str, l2: str) -> Stage:
