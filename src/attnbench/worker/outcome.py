@@ -118,7 +118,7 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
     always: tuple[str, ...] = ()
     if settings.measure:  # the suite behind `compare` has counts of its own
         always = ("rel_ci", "max_seconds") if settings.iterations is None else ("warmup", "iterations")
-    for field in (*always, "timer", "l2", "regime", "input", "seed"):
+    for field in (*always, "timer", "l2", "regime", "input", "seed", "timeout", "lock_clocks"):
         value = getattr(settings, field)
         if field in always or value != getattr(Settings(), field):
             words += [f"--{field.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
