@@ -88,4 +88,4 @@ def test_peak_memory_is_the_calls_own() -> None:
     held = torch.ones(1 << 24, device="cuda")
     found = peak(lambda: (x + 1) * 2, "cuda:0")
     assert found.allocated == 2 * x.numel() * 4
-    assert found.reserved >= held.numel() * 4
+    assert found.allocated <= found.reserved < held.numel() * 4, "what was there before does not count"

@@ -41,8 +41,9 @@ def attnbench_marker(stamps_ptr, ticket_ptr, NUM_SMS: tl.constexpr, MAX_SLOTS: t
         pack=1,
     )
     where = stamps_ptr + (slot * NUM_SMS + sm) * 2
-    tl.store(where, cycles)
-    tl.store(where + 1, nanoseconds)
+    # PTX promises neither that SM numbers are contiguous nor that they end at the count of SMs.
+    tl.store(where, cycles, mask=sm < NUM_SMS)
+    tl.store(where + 1, nanoseconds, mask=sm < NUM_SMS)
 
 
 @triton.jit
