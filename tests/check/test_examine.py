@@ -192,3 +192,13 @@ def test_reset_comes_before_every_launch():
     launch.forward = lambda: (order.append("forward"), session.forward())
     assert examine(launch, group, variant="mean", budget=Budget()).ok
     assert order == ["reset", "forward"] * 4
+
+
+@pytest.mark.parametrize("kind", [Session, Buffered])
+def test_a_reset_that_does_the_work_of_the_call_is_seen(kind):
+    """It is not timed: what is left of the call would take no time at all."""
+    group = references(SumCase(mode="fwd"))
+    launch = kind(SumCase(mode="fwd"), group.first.inputs).launch()
+    launch.reset, launch.forward = launch.forward, lambda: None
+    outcome = examine(launch, group, variant="mean", budget=Budget())
+    assert "out: never written: 13158 of 13158 elements" in outcome.reason

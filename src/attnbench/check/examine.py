@@ -140,9 +140,13 @@ class _Examination:
         self._right(self._poisoned(outputs), first, words)
         return errors
 
-    def _launch(self) -> None:
+    def _launch(self, *, poisoned: Mapping[str, Tensor] | None = None) -> None:
         if self.launch.reset is not None:
             self.launch.reset()
+        if poisoned is not None:
+            # After the reset, which is not timed: the outputs are the call's own work.
+            poison_outputs(poisoned if self.launch.reset is None else self.launch.outputs(), self._inputs())
+            poison_free_memory(poisoned.values(), self.references.device)
         self.launch.call("fwd" if self.references.case.mode == "fwd" else "fwd-bwd")()
 
     def _synchronise(self) -> None:
@@ -152,20 +156,20 @@ class _Examination:
             torch.cuda.synchronize(self.references.device)
 
     def _poisoned(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        poison_outputs(outputs, self._inputs())
-        poison_free_memory(outputs.values(), self.references.device)
-        return self._finished(settle=True)
+        return self._finished(settle=True, poisoned=outputs)
 
     def _inputs(self) -> list[Tensor]:
         sets = (self.references.first.inputs, self.references.second.inputs)
         return [tensor for inputs in sets for tensor in inputs.tensors().values()]
 
-    def _finished(self, *, settle: bool = False) -> Mapping[str, Tensor]:
+    def _finished(
+        self, *, settle: bool = False, poisoned: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
         """Launch, and hold what its own stream has done against what is there in the end."""
         import torch
 
         self._synchronise()
-        self._launch()
+        self._launch(poisoned=poisoned)
         # On the launch's stream: behind its work, but not behind what it started elsewhere.
         seen = {name: bits(tensor).clone() for name, tensor in self.launch.outputs().items()}
         self._synchronise()
