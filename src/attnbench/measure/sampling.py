@@ -182,7 +182,8 @@ class _Sampler:
         self.orders = self._orders()
         self.cool_mhz = 0.0
         self.last_mhz: list[float] = []
-        self.device_s = 0.0
+        self.device_s = [0.0] * len(subjects)
+        "device time of one sample of each, from the last batch"
         self.batch_s = BATCH_S
 
     def warm_up(self) -> None:
@@ -255,7 +256,7 @@ class _Sampler:
         orders = [next(self.orders) for _ in range(rounds)]
         batch = [(index, self.subjects[index]) for order in orders for index in order]
         started = time.perf_counter()
-        readings = self.timer.measure(self.stage, batch, self._lead_s(len(batch)), self.announce)
+        readings = self.timer.measure(self.stage, batch, self._lead_s([index for index, _ in batch]), self.announce)
         ended = time.perf_counter()
         self.host_s = self.stage.queued_s / len(batch)
         self.round_s = (ended - started) / rounds
@@ -264,17 +265,28 @@ class _Sampler:
                 reading.at_s = started
             if keep:
                 self.readings[index].append(reading)
-        self.device_s = statistics.fmean(reading.ms for reading in readings) / 1e3
+        self._remember_device_times(batch, readings)
         self.last_mhz = [reading.sm_mhz for reading in readings if reading.sm_mhz]
         gc.collect(0)  # what the batch left in circles; nothing else collects while the group is sampled
 
-    def _lead_s(self, samples: int) -> float:
-        """How long the device must be held so that the host is ahead to the end of the batch."""
+    def _remember_device_times(self, batch: Sequence[tuple[int, Subject]], readings: Sequence[Reading]) -> None:
+        sums, counts = [0.0] * len(self.subjects), [0] * len(self.subjects)
+        for (index, _), reading in zip(batch, readings, strict=True):
+            sums[index] += reading.ms / 1e3
+            counts[index] += 1
+        self.device_s = [total / count for total, count in zip(sums, counts, strict=True)]
+
+    def _lead_s(self, order: Sequence[int]) -> float:
+        """How long the device must be held so that the host is ahead at every sample of the batch, in its order."""
         if self.stage.kind != "cuda":
             return 0.0
         if self.host_s == 0.0:
             return 5e-3
-        return LEAD_S + max(0.0, 1.15 * samples * (self.host_s - self.device_s))
+        behind = most = 0.0
+        for index in order:
+            behind += self.host_s - self.device_s[index]
+            most = max(most, behind)
+        return LEAD_S + 1.15 * most
 
     def _cool(self) -> None:
         """In the burst regime, pause while the card holds its clock below what it had when it was cool.
@@ -286,7 +298,7 @@ class _Sampler:
             return
         clock = statistics.median(self.last_mhz)
         self.cool_mhz = max(self.cool_mhz, clock)
-        busy = len(self.subjects) * self.device_s / self.round_s
+        busy = sum(self.device_s) / self.round_s
         if busy > BUSY and clock < COOL * self.cool_mhz:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
             pause = PAUSE_S

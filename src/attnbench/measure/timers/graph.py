@@ -63,6 +63,8 @@ class Graph(Timer):
             start.record()
             if empty is not _NOTHING:
                 empty.replay()
+            if stage.l2 == "warm":
+                stage.ready(subject)  # the first call of the graph is to find its own data, not another subject's
             between.record()
             stage.mark()
             stage.kept[id(subject)].replay()
