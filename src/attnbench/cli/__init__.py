@@ -85,6 +85,9 @@ def _dispatch(words: list[str], output: Output) -> int:
         if verb.startswith("-"):
             accepted = f"--help, --version, or a command first: {', '.join(VERBS)}"
             raise UsageError(refusal("attnbench", "flag", verb, "is not known here", accepted))
+        if verb in _suites():
+            todo = f"attnbench run {verb}"
+            raise UsageError(refusal("attnbench", "command", verb, "is a suite", f"one of {', '.join(VERBS)}", todo))
         raise unknown("attnbench", "command", verb, VERBS)
     from attnbench.cli.parser import Parser
 
@@ -97,6 +100,12 @@ def _dispatch(words: list[str], output: Output) -> int:
         return 0
     code: int = module.run(args)
     return code
+
+
+def _suites() -> list[str]:
+    from attnbench.suites.load import case_names, suite_names
+
+    return [*suite_names(), *case_names()]
 
 
 def overview() -> str:
