@@ -51,6 +51,11 @@ class Summary:
     ci_high: float | None
     "95 % interval of the median; None below six samples"
 
+    def in_ms(self) -> dict[str, float | int | None]:
+        """The statistics by the names that `record.Time` has for them, of samples in milliseconds."""
+        names = ("median", "mean", "std", "min", "max", "p95", "p99", "ci_low", "ci_high")
+        return {"num_samples": self.num_samples, **{f"{name}_ms": getattr(self, name) for name in names}}
+
 
 def summarise(samples_ms: Sequence[float]) -> Summary:
     """Summarise samples in the order of measuring; only the interval depends on that order.

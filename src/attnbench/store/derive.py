@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attnbench.record import Rate, Record, Run, Speedup, Time
 
@@ -43,20 +44,8 @@ def time_of(time: Time) -> Time:
         return time
     from attnbench.stats.summary import summarise
 
-    found = summarise(time.samples_ms)
-    return dataclasses.replace(
-        time,
-        num_samples=found.num_samples,
-        median_ms=found.median,
-        mean_ms=found.mean,
-        std_ms=found.std,
-        min_ms=found.min,
-        max_ms=found.max,
-        p95_ms=found.p95,
-        p99_ms=found.p99,
-        ci_low_ms=found.ci_low,
-        ci_high_ms=found.ci_high,
-    )
+    statistics: dict[str, Any] = summarise(time.samples_ms).in_ms()
+    return dataclasses.replace(time, **statistics)
 
 
 def speedup_of(baseline: Record, own: Record) -> Speedup | None:
