@@ -258,7 +258,7 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert not any("{" in f"{row['install']}{row['reason']}" for row in rows)
     assert missing["reason"]
     assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:2] == ["compare", "flash-sweep"]
-    assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == ["attention"]
+    assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == ["attention", "hstu"]
     assert "wall" in [row["name"] for row in json.loads(attnbench("list timers --json -").out)]
     assert "seed-001" in [row["name"] for row in json.loads(attnbench("list layouts --json -").out)]
     assert [row["name"] for row in json.loads(attnbench("list backends --backends ./mine.py --json -").out)] == ["mine"]

@@ -1,0 +1,92 @@
+"""How the command line and the suite files spell the fields of an `HstuCase`.
+
+An axis that softmax attention has too keeps its default there: both share one flag.  Imports without
+torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from attnbench.workloads.attention.axes import parse_boolean, parse_size
+from attnbench.workloads.attention.case import DTYPES, LARGEST_SIZE, MODES
+from attnbench.workloads.base import Axis
+from attnbench.workloads.hstu.case import SELECTIONS
+from attnbench.workloads.hstu.lengths import ACCEPTED_LENGTHS, ACCEPTED_TARGETS, read_lengths, read_targets
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number from 0 to `LARGEST_SIZE`."""
+    if text != "0":
+        try:
+            return parse_size(text)
+        except ValueError:
+            raise ValueError(f"a whole number from 0 to {LARGEST_SIZE}") from None
+    return 0
+
+
+def parse_optional(text: str) -> int | None:
+    """Read a size or none."""
+    if text == "none":
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"none, or {error}") from None
+
+
+def parse_alpha(text: str) -> float:
+    """Read a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError("a finite number above 0")
+    return value
+
+
+def parse_lengths(text: str) -> str:
+    """Read a name or explicit lengths; the case checks them against batch and seqlen."""
+    read_lengths(text)
+    return text
+
+
+def parse_targets(text: str) -> str:
+    """Read a spec of targets; the case checks it against the lengths."""
+    read_targets(text)
+    return text
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+AXES = (
+    Axis("batch", parse_size, "sequences", 2),
+    Axis("seqlen", parse_size, "rows of the longest sequence: prefix, history and targets", 1024),
+    Axis("nheads", parse_size, "heads", 8),
+    Axis("attn_dim", parse_size, "size of a query and a key", 64),
+    Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None),
+    Axis("alpha", parse_alpha, "factor of the scores; default: 1/sqrt(attn_dim)", None),
+    Axis("scaling_seqlen", parse_size, "what outputs are divided by; default: seqlen", None),
+    Axis("causal", parse_boolean, "hide later keys", True, boolean=True),
+    Axis("max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None),
+    Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
+    Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
+    Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),
+    Axis("dtype", _one_of(DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("mode", _one_of(MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
+    Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
+    Axis("block_size", parse_size, "block-sparse: keys of a block, a power of two", 32),
+    Axis("block_counts", parse_size, "block-sparse: blocks a query selects; default: 4, or all there are", None),
+    Axis("local_window", parse_optional, "block-sparse: rows of the sliding branch; none", None),
+    Axis("selection", _one_of(SELECTIONS), "block-sparse: who selects, each head or all together (shared)", "head"),
+    Axis("gates", parse_boolean, "block-sparse: weight the branches by gates", True, boolean=True),
+)

@@ -1,0 +1,254 @@
+"""The oracle of block-sparse HSTU attention (variant ``hstu-bsa``), with gradients and its selection.
+
+Causal, without prefix and window.  The h history rows of a sequence are cut into ⌈h / BS⌉ blocks of BS
+keys; k̄, v̄ are the means of the complete ones.  Row t of the history (a target stands at t = h, behind
+all of it) adds three branches, each weighted by its gate, if the case has gates:
+
+    compressed  c · BS · Σ SiLU(α q·k̄_b) v̄_b over the complete blocks that end at or before t
+    selected    c · Σ SiLU(α q·k_j) v_j over the keys j ≤ t of the selected blocks; a target adds itself
+    sliding     c · Σ SiLU(α q·k_j) v_j over t - w < j ≤ t; a target: over h - w < j < h, and itself
+
+Selected are at most `block_counts` blocks: the local block (the one t is in; a target's is the last,
+complete or not), always, and of the complete blocks before it those with the largest score α q·k̄, not
+of its SiLU, which does not rise with the score everywhere.  Ties go to the lower block.  With
+``selection=shared`` the scores of all heads are added and all select the same.
+
+The selection is a constant of the gradients.  It is made from the inputs in fp64 whatever the precision
+of the evaluation, so that two evaluations differ by rounding and not by a block.  A backend ranks in
+its own precision and may choose another block where two score alike: `selection_faults` judges its
+blocks by score, `evaluate` takes them as given and answers what follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import UsageError
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import parts
+from attnbench.workloads.hstu.case import HstuCase
+from attnbench.workloads.hstu.inputs import HstuInputs
+from attnbench.workloads.hstu.lengths import SequenceShape
+from attnbench.workloads.hstu.oracle import Sink, attend
+
+ROUNDING = 4.0
+"Rounding steps of the case's precision by which a chosen block may score below one left out."
+
+
+def evaluate(
+    case: HstuCase, inputs: HstuInputs, *, dtype: torch.dtype, draw: Draw, blocks: Tensor | None = None,
+    workspace: int | None = None,
+) -> dict[str, Tensor]:
+    """Evaluate the drawn pairs of the block-sparse variant.
+
+    Args:
+        case: the problem.
+        inputs: its tensors; the result is on their device.
+        dtype: of every product and of the result.
+        draw: which pairs.
+        blocks: a selection as `select_blocks` gives it; None: the right one.
+        workspace: bytes of intermediate results to stay under, as in the dense oracle.
+
+    Returns:
+        out, and dq, dk, dv (and dgates, with gates) unless the mode is fwd.
+
+    Raises:
+        UsageError: the variant is not defined for the case.
+    """
+    _check(case)
+    sink = Sink(case, "hstu-bsa", inputs, dtype=dtype, draw=draw)
+    given = None if blocks is None else parts.by_sequence(case, "q", blocks)
+    for number, heads in sink.runs():
+        chosen = _select(case, inputs, number, workspace) if given is None else given[number]
+        sink.store(number, heads, _sequence(case, sink, number, heads, chosen.transpose(0, 1), workspace))
+    return sink.result
+
+
+def _sequence(
+    case: HstuCase, sink: Sink, number: int, heads: list[int], chosen: Tensor, workspace: int | None
+) -> dict[str, Tensor]:
+    """All branches of one sequence and some heads; `chosen` is [H, queries, S]."""
+    shape = case.sequences[number]
+    q, k, v = (sink.source(name, number, heads) for name in ("q", "k", "v"))
+    dout = sink.source("dout", number, heads) if case.has_backward else None
+    gates = sink.source("gates", number, heads) if case.gates else None
+    chosen = chosen[chosen.new_tensor(heads)] if chosen.shape[0] > 1 else chosen
+    total: dict[str, Tensor] = {}
+    of_gates = []
+    for i, branch in enumerate(case.branches):
+        gate = None if gates is None else gates[:, :, i:i + 1]
+        coarse = branch == "compressed"
+        factor = case.block_size if coarse else 1
+
+        def mask(rows: range, branch: str = branch) -> Tensor:
+            return branch_mask(case, shape, rows, branch, chosen)
+
+        # The gate of a row is a factor of its gradient.
+        above = dout if dout is None or gate is None else dout * gate
+        answer = attend(q, _means(k, shape, case) if coarse else k, _means(v, shape, case) if coarse else v, above,
+                        mask=mask, alpha=case.alpha, scale=factor / case.scaling_seqlen, workspace=workspace)
+        if dout is not None and gate is not None:
+            of_gates.append((dout * answer["out"]).sum(-1, keepdim=True))
+        if gate is not None:
+            answer["out"] = answer["out"] * gate
+        if coarse:
+            answer |= {name: _spread(answer[name], shape, case) for name in ("dk", "dv") if name in answer}
+        total = {name: tensor + total[name] if total else tensor for name, tensor in answer.items()}
+    return total | ({"dgates": torch.cat(of_gates, -1)} if of_gates else {})
+
+
+def branch_mask(case: HstuCase, shape: SequenceShape, rows: range, branch: str, chosen: Tensor) -> Tensor:
+    """Which keys (compressed: complete blocks) some rows see in a branch, bool [rows, keys] or [heads, rows, keys].
+
+    Args:
+        case: the problem.
+        shape: of the sequence.
+        rows: queries of the sequence.
+        branch: a name in `HstuCase.branches`.
+        chosen: selected blocks of all queries of the sequence [heads, queries, S], -1 for none.
+    """
+    device = chosen.device
+    i = (torch.arange(rows.start, rows.stop, device=device) + shape.first_query)[:, None]
+    if branch == "compressed":
+        block = torch.arange(shape.seen // case.block_size, device=device)
+        return (block + 1) * case.block_size - 1 <= i
+    j = torch.arange(shape.length, device=device)[None, :]
+    past = (j <= i) & (j < shape.seen)
+    if branch == "sliding":
+        assert case.local_window is not None
+        return (past & (i.clamp(max=shape.seen) - j < case.local_window)) | (j == i)
+    picked = chosen[:, rows.start:rows.stop].long()
+    count = -(-shape.seen // case.block_size)
+    # One more column takes the -1.
+    held = torch.zeros(*picked.shape[:2], count + 1, dtype=torch.bool, device=device)
+    held.scatter_(2, picked.where(picked >= 0, count), True)
+    of_key = (torch.arange(shape.length, device=device) // case.block_size).clamp(max=count)
+    return (held[:, :, of_key] & past) | ((j == i) & (i >= shape.seen))
+
+
+def select_blocks(case: HstuCase, inputs: HstuInputs, *, workspace: int | None = None) -> Tensor:
+    """The right selection: int32 [Tq, heads, S], ascending, -1 behind; heads is 1 where it is shared.
+
+    Raises:
+        UsageError: the variant is not defined for the case.
+    """
+    _check(case)
+    return torch.cat([_select(case, inputs, number, workspace) for number in range(case.batch)])
+
+
+def _select(case: HstuCase, inputs: HstuInputs, number: int, workspace: int | None) -> Tensor:
+    shape = case.sequences[number]
+    heads = 1 if case.selection == "shared" else case.nheads
+    chosen = torch.full((heads, shape.queries, case.block_counts), -1, dtype=torch.int32, device=inputs.q.device)
+    if shape.seen == 0:
+        return chosen.transpose(0, 1)
+    for rows in _chunks(case, shape, workspace):
+        scores, local, _ = _scores(case, inputs, number, rows)
+        count = min(case.block_counts, scores.shape[2])
+        # The local block first; then those before it by score; a stable sort gives ties to the lower block.
+        scores.scatter_(2, local.expand(heads, -1, 1), torch.inf)
+        best, order = scores.sort(dim=2, descending=True, stable=True)
+        kept = order[:, :, :count].where(best[:, :, :count] > -torch.inf, scores.shape[2]).sort(dim=2).values
+        chosen[:, rows.start:rows.stop, :count] = kept.where(kept < scores.shape[2], -1).int()
+    return chosen.transpose(0, 1)
+
+
+def selection_faults(
+    case: HstuCase, inputs: HstuInputs, blocks: Tensor, *, workspace: int | None = None
+) -> Sequence[str]:
+    """What is wrong with a selection, in words; nothing where every chosen block deserves its place by score.
+
+    A chosen block may score below one left out by `ROUNDING` steps of the case's precision at the
+    largest α Σ |q_d| · mean |k_d| of the row, a bound on what rounding the means and products can move.
+
+    Args:
+        case: the problem.
+        inputs: its tensors.
+        blocks: [Tq, heads, S] in any order, -1 for none; heads is 1 where the selection is shared.
+        workspace: bytes of intermediate results to stay under.
+    """
+    _check(case)
+    heads = 1 if case.selection == "shared" else case.nheads
+    expected = (sum(shape.queries for shape in case.sequences), heads, case.block_counts)
+    if tuple(blocks.shape) != expected:
+        return [f"blocks have the shape {list(blocks.shape)}, not {list(expected)}"]
+    found: dict[str, None] = {}
+    for number, given in enumerate(parts.by_sequence(case, "q", blocks)):
+        shape = case.sequences[number]
+        for rows in _chunks(case, shape, workspace):
+            picked = given[rows.start:rows.stop].transpose(0, 1).long()
+            for words in _faults(case, inputs, number, rows, picked):
+                found.setdefault(f"sequence {number}: {words}")
+    return list(found)
+
+
+def _faults(case: HstuCase, inputs: HstuInputs, number: int, rows: range, picked: Tensor) -> list[str]:
+    if case.sequences[number].seen == 0:
+        return ["a block where there is none"] if (picked >= 0).any() else []
+    scores, local, bound = _scores(case, inputs, number, rows)
+    count = scores.shape[2]
+    if ((picked < -1) | (picked > local)).any():
+        return ["a block that is not there or lies in the future"]
+    times = torch.zeros(*picked.shape[:2], count + 1, dtype=torch.int64, device=picked.device)
+    times.scatter_add_(2, picked.where(picked >= 0, count), torch.ones_like(picked))
+    held = times[:, :, :count]
+    faults = []
+    if (held > 1).any():
+        faults.append("a block twice")
+    if (held.gather(2, local.expand(held.shape[0], -1, 1)) < 1).any():
+        faults.append("the local block left out")
+    if ((held > 0).sum(2) != (local[..., 0] + 1).clamp(max=case.block_counts)).any():
+        faults.append("not as many blocks as there are to choose")
+    earlier = torch.arange(count, device=picked.device) < local
+    worst = scores.masked_fill(~(earlier & (held > 0)), torch.inf).amin(2)
+    missed = scores.masked_fill(~(earlier & (held == 0)), -torch.inf).amax(2)
+    precision = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
+    if (worst < missed - ROUNDING * torch.finfo(precision).eps * bound).any():
+        faults.append("a block chosen over one that scores higher")
+    return faults
+
+
+def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], bound [heads, rows]."""
+    shape = case.sequences[number]
+    q = parts.by_sequence(case, "q", inputs.q)[number].detach()[rows.start:rows.stop].double().transpose(0, 1)
+    k = parts.by_sequence(case, "k", inputs.k)[number].detach().double().transpose(0, 1)
+    count = -(-shape.seen // case.block_size)
+    scores = q.new_full((case.nheads, len(rows), count), -torch.inf)
+    sizes = q.new_zeros(case.nheads, len(rows), count)
+    means = _means(k, shape, case)
+    scores[:, :, :means.shape[1]] = q @ means.mT * case.alpha
+    sizes[:, :, :means.shape[1]] = q.abs() @ _means(k.abs(), shape, case).mT * case.alpha
+    if case.selection == "shared":
+        scores, sizes = scores.sum(0, keepdim=True), sizes.sum(0, keepdim=True)
+    position = torch.arange(rows.start, rows.stop, device=q.device) + shape.first_query
+    local = (position.clamp(max=shape.seen - 1) // case.block_size)[None, :, None]
+    scores.masked_fill_(torch.arange(count, device=q.device) >= local, -torch.inf)
+    return scores, local, sizes.amax(2)
+
+
+def _means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
+    """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32."""
+    whole = shape.seen // case.block_size
+    rows = tensor[:, :whole * case.block_size].unflatten(1, (whole, case.block_size))
+    return rows.to(torch.promote_types(tensor.dtype, torch.float32)).mean(2).to(tensor.dtype)
+
+
+def _spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
+    """Gradient of the rows from that of the means of their blocks."""
+    spread = (gradient / case.block_size).repeat_interleave(case.block_size, 1)
+    return torch.nn.functional.pad(spread, (0, 0, 0, shape.length - spread.shape[1]))
+
+
+def _chunks(case: HstuCase, shape: SequenceShape, workspace: int | None) -> list[range]:
+    count = -(-shape.seen // case.block_size)
+    step = max(1, (workspace or parts.CPU_WORKSPACE) // (parts.ITEM_BYTES * parts.SCORES * case.nheads * (count + 1)))
+    return [range(start, min(start + step, shape.queries)) for start in range(0, shape.queries, step)]
+
+
+def _check(case: HstuCase) -> None:
+    if (why := case.sparse_refusal) is not None:
+        raise UsageError(why)

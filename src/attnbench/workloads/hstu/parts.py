@@ -1,0 +1,135 @@
+"""Which part of a case is compared, and how the parts of its tensors lie.
+
+A pair is (sequence, head) and stands for all its queries, keys and values.  Layouts:
+
+    name     whole (no draw)       drawn pairs, one after another
+    out      [Tq, H, Dv]           [Σ queries of the pairs, Dv]
+    dq       [Tq, H, D]            [Σ queries of the pairs, D]
+    dk, dv   [Tk, H, D], [.., Dv]  [Σ keys of the pairs, D], [.., Dv]
+    dgates   [Tq, H, branches]     [Σ queries of the pairs, branches]   (block-sparse with gates only)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import AttnbenchError, refusal
+from attnbench.workloads.attention.parts import CPU_WORKSPACE, ITEM_BYTES, SCORES, WORKSPACE
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu.case import HstuCase
+from attnbench.workloads.hstu.lengths import SequenceShape
+
+__all__ = ["CPU_WORKSPACE", "ITEM_BYTES", "SCORES", "WORKSPACE"]
+
+Pair = tuple[int, int]
+
+QUERY_SIDE = ("q", "gates", "dout", "out", "dq", "dgates")
+"Tensors with a row a query; all others have a row a key."
+
+
+def output_names(case: HstuCase, variant: str) -> tuple[str, ...]:
+    """Names of what a launch of this variant leaves behind."""
+    if not case.has_backward:
+        return ("out",)
+    return ("out", "dq", "dk", "dv") + ("dgates",) * (variant == "hstu-bsa" and case.gates)
+
+
+def output_shapes(case: HstuCase, variant: str, draw: Draw | None = None) -> dict[str, tuple[int, ...]]:
+    """Shape of each output: whole, or of the pairs of a draw."""
+    sizes = {"out": case.linear_dim, "dq": case.attn_dim, "dk": case.attn_dim, "dv": case.linear_dim,
+             "dgates": len(case.branches)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in output_names(case, variant):
+        if draw is None or draw.pairs is None:
+            shapes[name] = (sum(rows_of(shape, name) for shape in case.sequences), case.nheads, sizes[name])
+        else:
+            shapes[name] = (sum(rows_of(case.sequences[s], name) for s, _ in draw.pairs), sizes[name])
+    return shapes
+
+
+def rows_of(shape: SequenceShape, name: str) -> int:
+    """Rows a sequence has in a tensor."""
+    return shape.queries if name in QUERY_SIDE else shape.length
+
+
+def pairs_of(case: HstuCase, draw: Draw) -> Sequence[Pair]:
+    """The pairs of a draw, or all of the case."""
+    return list(product(range(case.batch), range(case.nheads))) if draw.pairs is None else draw.pairs
+
+
+def by_sequence(case: HstuCase, name: str, tensor: Tensor) -> Sequence[Tensor]:
+    """Views [rows, H, size] of a whole tensor, one for each sequence."""
+    return tensor.split([rows_of(shape, name) for shape in case.sequences])
+
+
+def pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> list[Tensor]:
+    """Views [rows, size] of a whole tensor, one for each pair."""
+    views = by_sequence(case, name, tensor)
+    return [views[s][:, head] for s, head in pairs_of(case, draw)]
+
+
+def result_pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
+    """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
+    if draw.pairs is None:
+        return pieces(case, name, tensor, draw)
+    return tensor.split([rows_of(case.sequences[s], name) for s, _ in draw.pairs])
+
+
+def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+    """Cut the drawn pairs from whole outputs; without a draw, the outputs themselves.
+
+    Names no variant of the case has are left out, as are those `outputs` lacks.
+
+    Raises:
+        AttnbenchError: an output is not in the workload's layout.
+    """
+    chosen = {}
+    for name, shape in output_shapes(case, "hstu-bsa").items():
+        if name not in outputs:
+            continue
+        found = tuple(outputs[name].shape)
+        if found != shape:
+            raise AttnbenchError(refusal(case.id, name, list(found), "is not the workload's layout", str(list(shape))))
+        whole = outputs[name]
+        chosen[name] = whole if draw.pairs is None else torch.cat(pieces(case, name, whole, draw))
+    return chosen
+
+
+def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
+    """All pairs if the fp64 oracle of the case fits in `max_bytes`, else as many drawn pairs as fit.
+
+    Counted as in softmax attention: the result in fp64 and the oracle's workspace.  The corners are
+    always in: first, last, shortest and longest sequence, each with the first and the last head.
+    """
+    everything = list(product(range(case.batch), range(case.nheads)))
+    left = max_bytes - min(WORKSPACE, sum(_work_bytes(case.sequences[s]) for s, _ in everything))
+    if sum(_result_bytes(case, pair) for pair in everything) <= left:
+        return Draw()
+    order = range(case.batch)
+    extremes = {pick(order, key=lambda s: case.sequences[s].length) for pick in (min, max)}
+    chosen = set(product({0, case.batch - 1} | extremes, {0, case.nheads - 1}))
+    left -= sum(_result_bytes(case, pair) for pair in chosen)
+    rng = random.Random(f"attnbench hstu draw 1 {case.id} {seed}")
+    for pair in sorted(everything, key=lambda _: rng.random()):
+        if pair not in chosen and _result_bytes(case, pair) <= left:
+            chosen.add(pair)
+            left -= _result_bytes(case, pair)
+    return Draw() if len(chosen) == len(everything) else Draw(tuple(sorted(chosen)))
+
+
+def _work_bytes(shape: SequenceShape) -> int:
+    return ITEM_BYTES * SCORES * shape.queries * shape.length
+
+
+def _result_bytes(case: HstuCase, pair: Pair) -> int:
+    shape = case.sequences[pair[0]]
+    items = shape.queries * case.linear_dim
+    if case.has_backward:
+        items += shape.queries * (case.attn_dim + len(case.branches) * case.gates)
+        items += shape.length * (case.attn_dim + case.linear_dim)
+    return ITEM_BYTES * items

@@ -1,0 +1,129 @@
+"""The blocks of the sparse variant: the right ones, and how a backend's are judged by score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import naive_hstu
+import pytest
+import torch
+
+from attnbench.errors import UsageError
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD
+from attnbench.workloads.hstu.inputs import make_inputs
+from attnbench.workloads.hstu.oracle_bsa import evaluate, select_blocks, selection_faults
+
+
+def of(**values):
+    return WORKLOAD.case({"batch": 1, "seqlen": 29, "nheads": 2, "attn_dim": 5, "linear_dim": 3, "dtype": "fp32",
+                          "mode": "bwd", "block_size": 4, "block_counts": 3} | values)
+
+
+def make(case, kind="normal"):
+    return make_inputs(case, seed=3, kind=kind, device="cpu")
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"selection": "shared"}, {"num_targets": 3}, {"batch": 4, "lengths": "29:0:1:9"}, {"delta_q": 3},
+    {"batch": 2, "lengths": "6:5", "num_targets": "6:1"}, {"block_counts": 1}, {"block_size": 1, "block_counts": 29},
+])
+def test_selects_what_a_loop_selects(values):
+    case = of(**values)
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    assert chosen.dtype == torch.int32
+    assert not selection_faults(case, inputs, chosen)
+    assert torch.equal(select_blocks(case, inputs, workspace=1), chosen)
+    row = base = 0
+    for shape in case.sequences:
+        keys = inputs.k[base:base + shape.length].double()
+        for position in range(shape.length - shape.queries, shape.length):
+            for head in range(chosen.shape[1]):
+                expected = naive_hstu.blocks_of(case, shape, (position, inputs.q[row].double()), keys, head)
+                assert chosen[row, head].tolist() == expected + [-1] * (case.block_counts - len(expected))
+            row += 1
+        base += shape.length
+
+
+def test_ties_go_to_the_lower_block():
+    case = of()
+    chosen = select_blocks(case, make(case, "zeros"))
+    assert chosen[28, 0].tolist() == [0, 1, 7]
+    assert chosen[3, 0].tolist() == [0, -1, -1]
+
+
+def test_ranked_by_score_and_not_by_its_silu():
+    """SiLU falls below -1.28: of the scores -1 and -9 it would put -9 first."""
+    case = of(seqlen=12, nheads=1, block_counts=2, alpha=1.0)
+    inputs = make(case, "zeros")
+    inputs.q[..., 0] = 1.0
+    inputs.k[:4, :, 0], inputs.k[4:8, :, 0] = -9.0, -1.0
+    assert select_blocks(case, inputs)[11, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("tie", [0.0, 1e-9])
+def test_another_block_of_the_same_score_is_no_fault_and_has_an_answer(tie):
+    case = of(seqlen=12, nheads=1, block_counts=2)
+    inputs = make(case)
+    inputs.k[4:8] = inputs.k[:4] + tie
+    chosen = select_blocks(case, inputs)
+    other = chosen.clone()
+    other[8:, 0, 0] = 1 - chosen[8:, 0, 0]
+    assert not selection_faults(case, inputs, other)
+    assert not selection_faults(case, inputs, other.flip(2))
+    right, followed = (evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)["out"]
+                       for blocks in (chosen, other))
+    assert torch.equal(right[:8], followed[:8])
+    assert not torch.equal(right[8:], followed[8:])
+    assert torch.equal(right, evaluate(case, inputs, dtype=torch.float64, draw=Draw())["out"])
+
+
+@pytest.mark.parametrize(("row", "blocks", "words"), [
+    (28, [0, 0, 7], "a block twice"),
+    (28, [0, 1, 2], "the local block left out"),
+    (28, [1, 7, -1], "not as many blocks as there are to choose"),
+    (5, [0, 1, 2], "a block that is not there or lies in the future"),
+    (28, [0, 7, 8], "a block that is not there or lies in the future"),
+    (28, None, "a block chosen over one that scores higher"),
+])
+def test_faults_have_words(row, blocks, words):
+    case = of()
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    if blocks is None:
+        blocks = [*sorted(set(range(7)) - set(chosen[row, 1].tolist()))[:2], 7]
+    chosen[row, 1] = torch.tensor(blocks)
+    assert f"sequence 0: {words}" in selection_faults(case, inputs, chosen)
+
+
+def test_shapes_and_empty_sequences():
+    case = of(lengths="5", num_targets=5)
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    assert (chosen == -1).all()
+    chosen[2, 0, 0] = 0
+    assert selection_faults(case, inputs, chosen) == ["sequence 0: a block where there is none"]
+    assert selection_faults(case, inputs, chosen[:, :1]) == ["blocks have the shape [5, 1, 3], not [5, 2, 3]"]
+    with pytest.raises(UsageError, match="hstu-bsa: causal=False is not defined"):
+        select_blocks(replace(case, causal=False), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_selection_in_the_case_s_own_precision_passes(dtype):
+    """Means rounded to the case's precision, as a kernel that stores them does; scores in fp32."""
+    case = of(seqlen=512, attn_dim=64, dtype=dtype, block_size=16, block_counts=4, batch=2)
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    for number in range(2):
+        rows = slice(512 * number, 512 * (number + 1))
+        k = inputs.k[rows].float().unflatten(0, (32, 16)).mean(1).to(inputs.k.dtype).float()
+        scores = torch.einsum("thd,chd->thc", inputs.q[rows].float(), k)
+        local = torch.arange(512)[:, None, None] // 16
+        scores = scores.masked_fill(torch.arange(32) > local, -torch.inf)
+        scores = scores.masked_fill(torch.arange(32) == local, torch.inf)
+        best = scores.topk(4, dim=2)
+        chosen[rows] = best.indices.where(best.values > -torch.inf, -1).int()
+    assert not selection_faults(case, inputs, chosen)
+    if dtype == "bf16":
+        assert not torch.equal(chosen.sort(2).values, select_blocks(case, inputs).sort(2).values)
