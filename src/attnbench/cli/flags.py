@@ -24,15 +24,20 @@ CHECK_SETTINGS = ("timeout", "input", "seed", "device")
 
 def add_shape(parser: Parser, *, note: str) -> None:
     """Add a flag for every axis of every workload; `note` says where defaults come from."""
-    seen: set[str] = set()
+    helps: dict[str, str] = {}
     for name in workload_names():
         workload = load_workload(name)
-        group = parser.add_argument_group(f"shape ({workload.title})", note)
+        words = [note] if not helps else ["Besides the flags above that it shares."]
+        # A shared flag is one flag; where it means more here, this group says what.
+        words += [f"--{_dashed(axis.name)}: {axis.help}." for axis in workload.axes
+                  if helps.get(axis.name, axis.help) != axis.help]
+        group = parser.add_argument_group(f"shape ({workload.title})", _escaped(" ".join(words)))
+        if not helps:
+            group.add_argument("--no-grad", action="store_true", help="the same as --mode fwd")
         for axis in workload.axes:
-            if axis.name not in seen:
-                seen.add(axis.name)
+            if axis.name not in helps:
                 _add_axis(group, axis)
-    group.add_argument("--no-grad", action="store_true", help="the same as --mode fwd")
+        helps = {axis.name: axis.help for axis in workload.axes} | helps
 
 
 def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
