@@ -15,6 +15,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Settings
+from attnbench.workloads.base import one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,6 @@ def between(low: float, high: float = math.inf) -> Callable[[str], float]:
         if not low < value < high:
             raise ValueError(accepted)
         return value
-
-    return parse
-
-
-def one_of(*names: str) -> Callable[[str], str]:
-    """Make a parser of names out of a closed list."""
-
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return text
 
     return parse
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from attnbench.errors import UsageError, unknown
+from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
 from attnbench.record import Work
 
 if TYPE_CHECKING:
@@ -139,6 +139,31 @@ class Workload(ABC):
     def shrink(self, case: Any, factor: float) -> Any | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
         return None
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A parser that accepts these names only; its ValueError says them."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def in_layout(who: str, outputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The outputs that have a shape, in its order; other names and missing ones are left out.
+
+    Raises:
+        AttnbenchError: an output has another shape.
+    """
+    found = {name: outputs[name] for name in shapes if name in outputs}
+    for name, tensor in found.items():
+        if tuple(tensor.shape) != shapes[name]:
+            wanted = str(list(shapes[name]))
+            raise AttnbenchError(refusal(who, name, list(tensor.shape), "is not the workload's layout", wanted))
+    return found
 
 
 def load_workload(name: str) -> Workload:

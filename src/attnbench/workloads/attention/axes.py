@@ -5,10 +5,8 @@ The defaults are the shape of the seeds' minimal benchmark.  Imports without tor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from attnbench.workloads.attention.case import ACCEPTED_LENGTHS, DTYPES, LARGEST_SIZE, MODES, read_lengths
-from attnbench.workloads.base import Axis
+from attnbench.workloads.base import Axis, one_of
 
 ACCEPTED_WINDOW = "none, LEFT or LEFT:RIGHT in keys, -1 for unbounded (LEFT alone: RIGHT is 0 if causal, else LEFT)"
 
@@ -46,15 +44,6 @@ def parse_lengths(text: str) -> str:
     return text
 
 
-def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return text
-
-    return parse
-
-
 AXES = (
     Axis("batch", parse_size, "sequences", 2),
     Axis("seqlen", parse_size, "queries of a sequence (the longest, with --lengths)", 1024),
@@ -65,7 +54,7 @@ AXES = (
     Axis("headdim_v", parse_size, "size of a value and an output; default: headdim", None),
     Axis("causal", parse_boolean, "hide later keys; the last query meets the last key", False, boolean=True),
     Axis("window", parse_window, f"sliding window: {ACCEPTED_WINDOW}", None),
-    Axis("dtype", _one_of(DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
-    Axis("mode", _one_of(MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
+    Axis("dtype", one_of(*DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
 )

@@ -20,9 +20,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnbench.errors import AttnbenchError, refusal
 from attnbench.workloads.attention.case import AttentionCase
-from attnbench.workloads.base import Draw
+from attnbench.workloads.base import Draw, in_layout
 
 Pair = tuple[int, int]
 
@@ -112,16 +111,10 @@ def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> di
     Raises:
         AttnbenchError: an output is not in the workload's layout.
     """
-    chosen = {}
-    for name, shape in output_shapes(case).items():
-        if name not in outputs:
-            continue
-        found = tuple(outputs[name].shape)
-        if found != shape:
-            raise AttnbenchError(refusal(case.id, name, list(found), "is not the workload's layout", str(list(shape))))
-        whole = outputs[name]
-        chosen[name] = whole if draw.pairs is None else torch.cat(pieces(case, name, whole, draw))
-    return chosen
+    whole = in_layout(case.id, outputs, output_shapes(case))
+    if draw.pairs is None:
+        return whole
+    return {name: torch.cat(pieces(case, name, tensor, draw)) for name, tensor in whole.items()}
 
 
 def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:

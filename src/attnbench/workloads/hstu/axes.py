@@ -7,11 +7,10 @@ torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from attnbench.workloads.attention.axes import parse_boolean, parse_size
 from attnbench.workloads.attention.case import DTYPES, LARGEST_SIZE, MODES
-from attnbench.workloads.base import Axis
+from attnbench.workloads.base import Axis, one_of
 from attnbench.workloads.hstu.case import SELECTIONS
 from attnbench.workloads.hstu.lengths import ACCEPTED_LENGTHS, ACCEPTED_TARGETS, read_lengths, read_targets
 
@@ -59,15 +58,6 @@ def parse_targets(text: str) -> str:
     return text
 
 
-def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return text
-
-    return parse
-
-
 AXES = (
     Axis("batch", parse_size, "sequences", 2),
     Axis("seqlen", parse_size, "rows of the longest sequence: prefix, history and targets", 1024),
@@ -81,12 +71,12 @@ AXES = (
     Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
     Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
     Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),
-    Axis("dtype", _one_of(DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
-    Axis("mode", _one_of(MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
+    Axis("dtype", one_of(*DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
     Axis("block_size", parse_size, "block-sparse: keys of a block, a power of two", 32),
     Axis("block_counts", parse_size, "block-sparse: blocks a query selects; default: 4, or all there are", None),
     Axis("local_window", parse_optional, "block-sparse: rows of the sliding branch; none", None),
-    Axis("selection", _one_of(SELECTIONS), "block-sparse: who selects, each head or all together (shared)", "head"),
+    Axis("selection", one_of(*SELECTIONS), "block-sparse: who selects, each head or all together (shared)", "head"),
     Axis("gates", parse_boolean, "block-sparse: weight the branches by gates", True, boolean=True),
 )

@@ -18,9 +18,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnbench.errors import AttnbenchError, refusal
 from attnbench.workloads.attention.parts import CPU_WORKSPACE, ITEM_BYTES, SCORES, WORKSPACE
-from attnbench.workloads.base import Draw
+from attnbench.workloads.base import Draw, in_layout
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import SequenceShape
 
@@ -88,16 +87,10 @@ def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[st
     Raises:
         AttnbenchError: an output is not in the workload's layout.
     """
-    chosen = {}
-    for name, shape in output_shapes(case, "hstu-bsa").items():
-        if name not in outputs:
-            continue
-        found = tuple(outputs[name].shape)
-        if found != shape:
-            raise AttnbenchError(refusal(case.id, name, list(found), "is not the workload's layout", str(list(shape))))
-        whole = outputs[name]
-        chosen[name] = whole if draw.pairs is None else torch.cat(pieces(case, name, whole, draw))
-    return chosen
+    whole = in_layout(case.id, outputs, output_shapes(case, "hstu-bsa"))
+    if draw.pairs is None:
+        return whole
+    return {name: torch.cat(pieces(case, name, tensor, draw)) for name, tensor in whole.items()}
 
 
 def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
