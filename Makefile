@@ -25,7 +25,12 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test: lint types
+# The oldest Triton that is supported, beside the pinned one: kernels are compiled ahead of time with both.
+.venv/triton-3.6/.ready: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/triton-3.6 triton==3.6.0
+	touch $@
+
+test: lint types .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 2
 
 fix: setup
