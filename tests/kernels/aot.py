@@ -1,0 +1,190 @@
+"""Kernels compiled ahead of time, without a GPU, and what came out: registers, spills, shared memory, SASS.
+
+Jobs travel to a process of their own, one for the pinned Triton and one for the oldest supported (`OLDEST`,
+put beside the environment by `make test`); the two run at the same time and read no compile cache.
+
+    jobs = [Job("fwd-128", "attnbench.kernels.some:kernel", {"x_ptr": "*bf16:16", "rows": "i32"},
+                {"BLOCK": 128}, capability=90, num_warps=8)]
+    for triton, found in compile_with(tritons(), jobs).items():
+        assert found["fwd-128"].tensor_core and not found["fwd-128"].spills
+
+Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
+divisible by 16, as the launcher finds out of every aligned pointer and stride.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST = ROOT / ".venv" / "triton-3.6"
+NO_OLDEST = "Triton 3.6 is not there; `make test` installs it"
+TENSOR_CORE = ("HGMMA", "HMMA", "UTCHMMA", "IGMMA", "QGMMA", "UTCQMMA")
+"""SASS of a matrix product: warpgroup (sm_90), warp (sm_80), tensor memory (sm_100), and the 8-bit ones."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel, one set of constants, one card."""
+
+    label: str
+    kernel: str
+    "module:name"
+    arguments: Mapping[str, str]
+    "run-time arguments by name: *bf16:16, i32, fp32"
+    constants: Mapping[str, Any]
+    capability: int
+    "90 is sm_90"
+    num_warps: int = 4
+    num_stages: int = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    "further options of the compiler, such as maxnreg"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a job."""
+
+    registers: int
+    "of a thread, as the kernel is launched"
+    spills: int
+    "loads and stores of local memory in the SASS"
+    shared: int
+    "bytes of shared memory"
+    warps: int
+    "of a program, those that a specialised loop adds included"
+    sass: Mapping[str, int]
+    "how often each instruction of interest stands in the SASS"
+
+    @property
+    def tensor_core(self) -> int:
+        """Matrix products of the tensor cores in the code."""
+        return sum(self.sass.get(name, 0) for name in TENSOR_CORE)
+
+
+def tritons() -> dict[str, Path | None]:
+    """The Tritons that are here: the pinned one (None: as installed), and the oldest supported where it is."""
+    return {"pinned": None} | ({"3.6": OLDEST} if (OLDEST / ".ready").is_file() else {})
+
+
+def compile_with(
+    versions: Mapping[str, Path | None], jobs: Sequence[Job]
+) -> dict[str, dict[str, Compiled]]:
+    """Compile every job with every Triton, the Tritons in parallel.
+
+    Args:
+        versions: name to the folder put in front of the Python path, as `tritons` gives them.
+        jobs: with labels of their own.
+
+    Returns:
+        By name of the Triton and label of the job.
+
+    Raises:
+        RuntimeError: a job did not compile; the message ends with the compiler's.
+    """
+    running = {name: _start(folder, jobs) for name, folder in versions.items()}
+    found = {}
+    for name, (process, files) in running.items():
+        with files:
+            process.wait()
+            (said := files.file("stderr")).seek(0)
+            if process.returncode:
+                raise RuntimeError(f"Triton {name}: {said.read()[-4000:]}")
+            (answer := files.file("stdout")).seek(0)
+            found[name] = {label: Compiled(**figures) for label, figures in json.load(answer).items()}
+    return found
+
+
+class _Files:
+    """What one process reads and writes; a pipe would have to be emptied while another is read."""
+
+    def __init__(self) -> None:
+        self._files = {name: tempfile.TemporaryFile("w+") for name in ("stdin", "stdout", "stderr")}  # noqa: SIM115
+        self.cache = tempfile.TemporaryDirectory()
+
+    def file(self, name: str) -> Any:
+        return self._files[name]
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+        self.cache.cleanup()
+
+
+def _start(folder: Path | None, jobs: Sequence[Job]) -> tuple[subprocess.Popen, _Files]:
+    files = _Files()
+    json.dump([asdict(job) for job in jobs], files.file("stdin"))
+    files.file("stdin").seek(0)
+    paths = [str(folder)] * (folder is not None) + [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_CACHE_DIR": files.cache.name,
+                                "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
+    return subprocess.Popen(command, env=environment, stdin=files.file("stdin"), stdout=files.file("stdout"),
+                            stderr=files.file("stderr"), text=True), files
+
+
+# ── in the other process ───────────────────────────────────────────────────────────────────────────
+
+
+def _compile(job: Job) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = job.kernel.split(":")
+    kernel = getattr(importlib.import_module(module), name)
+    unknown = {*job.arguments, *job.constants} ^ set(kernel.arg_names)
+    if unknown:
+        raise TypeError(f"{job.label}: {job.kernel} and the job differ in {', '.join(sorted(unknown))}")
+    signature = {arg: job.arguments[arg].partition(":")[0] if arg in job.arguments else "constexpr"
+                 for arg in kernel.arg_names}
+    divisible = {(kernel.arg_names.index(arg),): [["tt.divisibility", 16]]
+                 for arg, spelled in job.arguments.items() if spelled.endswith(":16")}
+    constants = {arg: tuple(value) if isinstance(value, list) else value for arg, value in job.constants.items()}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=divisible)
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
+    registers, sass = _inspect(compiled.asm["cubin"])
+    return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0), sass=sass,
+                    shared=compiled.metadata.shared, warps=_warps(compiled.asm["ptx"], job.num_warps))
+
+
+def _warps(ptx: str, plain: int) -> int:
+    """Warps of a program as the PTX demands them: a specialised loop brings its own."""
+    demanded = re.search(r"\.reqntid (\d+)", ptx)
+    return int(demanded[1]) // 32 if demanded else plain
+
+
+def _inspect(cubin: bytes) -> tuple[int, dict[str, int]]:
+    """Registers, and counts of the instructions of interest, by the tools in Triton's own wheel."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said, code = (subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True,
+                                     check=True).stdout for flag in ("-res-usage", "-sass"))
+    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", code, re.MULTILINE)
+    wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "FMUL", "FFMA", "FADD", "FSEL", "HFMA2",
+              "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG", "WARPSYNC", "WARPGROUP", "BAR", "SYNCS"}
+    counts = {name: names.count(name) for name in sorted(wanted & set(names))}
+    return max(map(int, re.findall(r"REG:(\d+)", said))), counts | {"all": len(names)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({job.label: asdict(_compile(job)) for job in (Job(**fields) for fields in json.load(sys.stdin))}))

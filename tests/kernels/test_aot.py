@@ -1,0 +1,71 @@
+"""The ahead-of-time compiler of these tests sees what it is to see, with every supported Triton."""
+
+from __future__ import annotations
+
+import pytest
+from .aot import NO_OLDEST, Job, compile_with, tritons
+
+SOURCE = '''
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def square(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    where = at[:, None] * SIZE + at[None, :]
+    x = tl.load(x_ptr + where, mask=at[:, None] < rows, other=0.0)
+    tl.store(y_ptr + where, tl.dot(x, x), mask=at[:, None] < rows)
+
+
+@triton.jit
+def crowded(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    kept = tl.load(x_ptr + at)
+    total = tl.load(y_ptr + at)
+    for row in range(rows):
+        total = tl.sqrt(total + tl.load(x_ptr + row * SIZE + at)) * kept
+    tl.store(y_ptr + at, total)
+'''
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("aot")
+    (folder / "aot_kernels.py").write_text(SOURCE, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        jobs = [Job(f"square-{card}", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp32:16", "rows": "i32"},
+                    {"SIZE": 64}, card) for card in (80, 90, 100)]
+        jobs.append(Job("crowded", "aot_kernels:crowded", {"x_ptr": "*fp32", "y_ptr": "*fp32", "rows": "i32"},
+                        {"SIZE": 8192}, 90, num_warps=4, options={"maxnreg": 64}))
+        return compile_with(tritons(), jobs)
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+@pytest.mark.parametrize(("card", "product"), [(80, "HMMA"), (90, "HGMMA"), (100, "UTCHMMA")])
+def test_a_product_is_the_tensor_cores_of_its_card(found, version, card, product):
+    if version not in found:
+        pytest.skip(NO_OLDEST)
+    one = found[version][f"square-{card}"]
+    assert one.sass[product] == one.tensor_core > 0
+    assert one.spills == 0
+    assert 0 < one.registers <= 255
+    assert one.shared > 0
+    assert one.warps == 4
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_spills_are_seen(found, version):
+    if version not in found:
+        pytest.skip(NO_OLDEST)
+    assert found[version]["crowded"].spills > 0
+    assert found[version]["crowded"].tensor_core == 0
+
+
+def test_a_job_names_every_argument_of_its_kernel(tmp_path, monkeypatch):
+    (tmp_path / "aot_kernels.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="differ in rows"):
+        compile_with({"pinned": None}, [Job("one", "aot_kernels:square", {"x_ptr": "*fp16", "y_ptr": "*fp32"},
+                                            {"SIZE": 64}, 90)])
