@@ -129,8 +129,8 @@ def _start(folder: Path | None, jobs: Sequence[Job]) -> tuple[subprocess.Popen, 
     json.dump([asdict(job) for job in jobs], files.file("stdin"))
     files.file("stdin").seek(0)
     paths = [str(folder)] * (folder is not None) + [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_CACHE_DIR": files.cache.name,
-                                "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                                "TRITON_CACHE_DIR": files.cache.name, "TRITON_DEFAULT_FP_FUSION": "1"}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
     return subprocess.Popen(command, env=environment, stdin=files.file("stdin"), stdout=files.file("stdout"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from .aot import NO_OLDEST, Job, compile_with, tritons
 
 SOURCE = '''
