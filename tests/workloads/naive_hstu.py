@@ -58,6 +58,12 @@ def blocks_of(case, shape, q_row, k, head):
     return sorted([local, *ranked[:case.block_counts - 1]])
 
 
+def ranker(case, shape, i, row):
+    """The query that selects for row i, query `row`: itself, or the item that an action belongs to."""
+    history, first = shape.length - shape.targets, shape.length - shape.queries
+    return row - 1 if case.pairs and i % 2 == 1 and i < history and i - 1 >= first else row
+
+
 def sparse(case, q, k, v, gates):
     """Out [Tq, H, Dv] of the block-sparse function."""
     out, row, base = [], 0, 0
@@ -75,7 +81,7 @@ def sparse(case, q, k, v, gates):
                 whole = [range(b * size, (b + 1) * size) for b in range(history // size) if (b + 1) * size - 1 <= i]
                 branches = [sum((size * term(ks[list(block), h].mean(0), vs[list(block), h].mean(0))
                                  for block in whole), nothing)]
-                chosen = blocks_of(case, shape, (i, q[row].detach()), ks.detach(), h)
+                chosen = blocks_of(case, shape, (i, q[ranker(case, shape, i, row)].detach()), ks.detach(), h)
                 picked = [j for j in range(history) if j <= i and j // size in chosen]
                 branches.append(sum((term(ks[j, h], vs[j, h]) for j in picked + [i] * (i >= history)), nothing))
                 if case.local_window is not None:

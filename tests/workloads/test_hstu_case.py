@@ -81,6 +81,7 @@ def test_fields_follow_their_partner():
          "b2-s1024-h4-d32-dv64-fp16-causal-t1to20-dq5-kuairand-bs32x4-gates-bwd"),
         ({"num_targets": "3:0", "lengths": "3:7", "local_window": 8, "selection": "shared", "gates": False},
          "b2-s1024-h4-d32-dv64-fp16-causal-t3_0-len3_7-bs32x4-lw8-shared-fwd"),
+        ({"pairs": True}, "b2-s1024-h4-d32-dv64-fp16-causal-bs32x4-pairs-gates-fwd"),
     ],
 )
 def test_id(values, name):
@@ -92,11 +93,11 @@ def test_ids_of_a_grid_are_unique_and_fit_a_file_name():
         "alpha": [None, 0.1, 1e-5], "scaling_seqlen": [None, 64], "causal": [False, True], "max_attn_len": [None, 5],
         "contextual_len": [0, 3], "num_targets": ["0", "1-3", "1:3"], "delta_q": [None, 7],
         "lengths": ["full", "kuairand", "9:8"], "local_window": [None, 4], "selection": ["head", "shared"],
-        "gates": [True, False],
+        "pairs": [True, False], "gates": [True, False],
     }
     cases = {case(**dict(zip(grid, values, strict=True))) for values in product(*grid.values())}
     ids = {made.id for made in cases}
-    assert len(ids) == len(cases) == 3 * 3 * 3 * 2**8
+    assert len(ids) == len(cases) == 3 * 3 * 3 * 2**9
     assert all(name.replace("-", "").replace("_", "").isalnum() and name.islower() for name in ids)
     assert len(case(batch=64, lengths=":".join(["1000"] * 64)).id) < 80
 
@@ -114,8 +115,8 @@ def values(draw):
         "lengths": st.sampled_from(["full", "uniform", "zipf", "kuairand"]),
         "block_size": st.sampled_from([1, 16, 32]), "block_counts": st.none() | st.integers(1, 4),
         "local_window": st.none() | st.integers(1, 50), "selection": st.sampled_from(["head", "shared"]),
-        "gates": st.booleans(),
-    }))
+        "pairs": st.booleans(), "gates": st.booleans(),
+    }).filter(lambda some: not some.get("pairs") or some.get("block_size") != 1))
 
 
 @given(values())
@@ -164,6 +165,8 @@ def test_sequences_are_possible(some):
         ({"block_counts": 0}, "hstu: block_counts=0 is out of range; a whole number from 1"),
         ({"local_window": "4"}, "hstu: local_window=4 is not a whole number"),
         ({"selection": "heads"}, "hstu: selection=heads is not known; one of head, shared; did you mean head?"),
+        ({"pairs": "yes"}, "hstu: pairs=yes is not a boolean; true or false"),
+        ({"pairs": True, "block_size": 1}, "hstu: block_size=1 parts an item from its action (pairs=True); a power of"),
         ({"gates": 1}, "hstu: gates=1 is not a boolean; true or false"),
         ({"dtype": "fp8"}, "hstu: dtype=fp8 is not known; one of bf16, fp16, fp32"),
         ({"mode": "forward"}, "hstu: mode=forward is not known; one of bwd, fwd, fwd-bwd"),

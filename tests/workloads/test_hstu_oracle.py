@@ -39,6 +39,8 @@ SPARSE = {
     "cached": {"batch": 3, "lengths": "22:3:6", "delta_q": 5, "num_targets": "2:0:6"},
     "sliding": {"seqlen": 19, "local_window": 6, "alpha": 0.9, "scaling_seqlen": 5},
     "shared": {"seqlen": 29, "selection": "shared", "num_targets": 3},
+    "pairs": {"batch": 3, "lengths": "26:9:17", "pairs": True, "num_targets": "3:0:2",
+              "delta_q": 16, "block_counts": 2},
     "no-gates": {"seqlen": 18, "gates": False, "local_window": 2},
     "block-1": {"seqlen": 13, "block_size": 1, "block_counts": 4},
 }
@@ -285,6 +287,7 @@ def test_the_sparse_variant_says_what_it_is_not_defined_for(values, message):
     ("hstu", {"lengths": "7:40"}, {"divided by each sequence's own length instead of one length for all"}),
     ("hstu-bsa", {"num_targets": 5}, {"targets that see each other"}),
     ("hstu-bsa", {"selection": "shared", "block_counts": 2}, set()),
+    ("hstu-bsa", {"pairs": True, "block_counts": 2}, {"actions that select for themselves"}),
 ])
 def test_suspects_are_wrong_answers_that_apply(variant, values, words):
     case = of(variant, lengths=values.pop("lengths", "full"), **values)

@@ -27,6 +27,8 @@ def make(case, kind="normal"):
 @pytest.mark.parametrize("values", [
     {}, {"selection": "shared"}, {"num_targets": 3}, {"batch": 4, "lengths": "29:0:1:9"}, {"delta_q": 3},
     {"batch": 2, "lengths": "6:5", "num_targets": "6:1"}, {"block_counts": 1}, {"block_size": 1, "block_counts": 29},
+    {"pairs": True}, {"pairs": True, "selection": "shared", "num_targets": 3},
+    {"pairs": True, "batch": 4, "lengths": "29:2:1:12", "delta_q": 7, "num_targets": "0:1:1:3", "block_size": 2},
 ])
 def test_selects_what_a_loop_selects(values):
     case = of(**values)
@@ -40,7 +42,8 @@ def test_selects_what_a_loop_selects(values):
         keys = inputs.k[base:base + shape.length].double()
         for position in range(shape.length - shape.queries, shape.length):
             for head in range(chosen.shape[1]):
-                expected = naive_hstu.blocks_of(case, shape, (position, inputs.q[row].double()), keys, head)
+                ranking = inputs.q[naive_hstu.ranker(case, shape, position, row)].double()
+                expected = naive_hstu.blocks_of(case, shape, (position, ranking), keys, head)
                 assert chosen[row, head].tolist() == expected + [-1] * (case.block_counts - len(expected))
             row += 1
         base += shape.length
@@ -95,6 +98,31 @@ def test_faults_have_words(row, blocks, words):
         blocks = [*sorted(set(range(7)) - set(chosen[row, 1].tolist()))[:2], 7]
     chosen[row, 1] = torch.tensor(blocks)
     assert f"sequence 0: {words}" in selection_faults(case, inputs, chosen)
+
+
+def test_an_action_has_the_blocks_of_its_item():
+    case = of(pairs=True, num_targets=2)
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    assert torch.equal(chosen[:26:2], chosen[1:27:2])
+    alone = select_blocks(replace(case, pairs=False), inputs)
+    assert torch.equal(chosen[::2], alone[::2])
+    assert not torch.equal(chosen[1:27:2], alone[1:27:2])
+    assert torch.equal(chosen[27:], alone[27:])  # the targets
+    assert "sequence 0: an action with other blocks than its item" in selection_faults(case, inputs, alone)
+    # In another order they are the same blocks.
+    chosen[1] = chosen[1].flip(1)
+    assert not selection_faults(case, inputs, chosen)
+
+
+def test_an_action_is_judged_by_the_scores_of_its_item():
+    case = of(pairs=True)
+    inputs = make(case)
+    chosen = select_blocks(case, inputs)
+    own = select_blocks(replace(case, pairs=False), inputs)
+    chosen[:28:2] = chosen[1::2] = own[1::2]
+    faults = selection_faults(case, inputs, chosen)
+    assert faults == ["sequence 0: a block chosen over one that scores higher"]
 
 
 def test_shapes_and_empty_sequences():

@@ -35,7 +35,7 @@ def jagged(draw, *, dense):
     return values | {
         "block_size": (size := draw(st.sampled_from([1, 2, 4, 8]))),
         "block_counts": draw(st.integers(1, -(-60 // size))), "local_window": draw(st.none() | st.integers(1, 12)),
-        "selection": draw(st.sampled_from(["head", "shared"])),
+        "selection": draw(st.sampled_from(["head", "shared"])), "pairs": size > 1 and draw(st.booleans()),
     }
 
 

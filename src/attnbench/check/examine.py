@@ -7,6 +7,9 @@
     … timing …
     look, poison, launch              right as the timing left it, and right once more?
 
+Where the launch hands over a choice (`workloads.base.Choice`), right means: a good choice, and what
+follows from it.
+
 A launch in mode bwd or fwd-bwd is the forward and then the backward.  Exceptions of the backend pass
 through: the worker knows whom to blame.  Settings that a launch leaves changed are put back and noted.
 """
@@ -88,6 +91,7 @@ class _Examination:
     budget: Budget
     announce: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
+    state: GlobalState = field(init=False)
 
     def run(self, procedure: Callable[[_Examination], Mapping[str, Error]]) -> Outcome:
         """Turn what a procedure returns or raises into an outcome."""
@@ -95,15 +99,20 @@ class _Examination:
         # The oracle first: its memory and its time are not the launch's.
         for reference in (self.references.first, self.references.second):
             self.notes += [note for note in reference.truth(self.variant).notes if note not in self.notes]
-        state = GlobalState.capture()
+        self.state = GlobalState.capture()
         reason, errors = None, None
         try:
             errors = procedure(self)
         except _Wrong as wrong:
             reason, errors = str(wrong), wrong.errors
         finally:
-            self.notes += state.restore()
+            self._put_back()
+            # Memory of the harness: counted after this, it would be the launch's.
+            self.references.forget()
         return Outcome(reason is None, reason, errors, tuple(self.notes))
+
+    def _put_back(self) -> None:
+        self.notes += [note for note in self.state.restore() if note not in self.notes]
 
     def before(self) -> Mapping[str, Error]:
         first, second = self.references.first, self.references.second
@@ -190,8 +199,7 @@ class _Examination:
             raise _Wrong(f"changed inputs: {unique}{f' ({words})' if words else ''}")
 
     def _right(self, outputs: Mapping[str, Tensor], reference: Reference, words: str = "") -> Mapping[str, Error]:
-        truth = reference.truth(self.variant)
-        found, result = self._compare(outputs, reference, truth, words)
+        found, truth, result = self._compare(outputs, reference, words)
         if result.ok:
             return result.errors
         # Before the poison, which falls on these very outputs.
@@ -204,28 +212,40 @@ class _Examination:
     def _fresh(self, outputs: Mapping[str, Tensor]) -> None:
         """Right for the second data, and if not: is it the answer to the first?"""
         first, second = self.references.first, self.references.second
-        truth = second.truth(self.variant)
-        _, result = self._compare(outputs, second, truth, "on fresh data: ")
+        _, truth, result = self._compare(outputs, second, "on fresh data: ")
         if result.ok:
             return
-        old = first.select(dict(outputs)), first.truth(self.variant).oracle
-        if matches(*old, truth, self.budget, result.faults):
+        # A wrong choice says nothing of the numbers: all of them may be old.
+        wrong = [name for name in result.faults if name in truth.oracle] or list(truth.oracle)
+        old = first.select(dict(outputs)), self._truth(outputs, first)[0].oracle
+        if matches(*old, truth, self.budget, wrong):
             raise _Wrong("cached answer: after new inputs the outputs are still those of the old ones: "
-                         f"{', '.join(result.faults)}", result.errors)
+                         f"{', '.join(wrong)}", result.errors)
         raise _Wrong("on fresh data: " + "; ".join(result.faults.values()), result.errors)
 
     def _compare(
-        self, outputs: Mapping[str, Tensor], reference: Reference, truth: Truth, words: str
-    ) -> tuple[dict[str, Tensor], Comparison]:
+        self, outputs: Mapping[str, Tensor], reference: Reference, words: str
+    ) -> tuple[dict[str, Tensor], Truth, Comparison]:
+        """The drawn part of the outputs, what it is held against, and how it fares."""
         import torch
 
-        _check_form(outputs, truth, words)
+        _check_form(outputs, reference.truth(self.variant), words)
         with torch.no_grad():
+            truth, faults = self._truth(outputs, reference)
             try:
                 found = reference.select({name: outputs[name].detach() for name in truth.oracle})
             except AttnbenchError as wrong:
                 raise _Wrong(f"{words}{wrong}") from None
-            return found, compare(found, truth, self.budget)
+            return found, truth, Comparison({}, faults) if faults else compare(found, truth, self.budget)
+
+    def _truth(self, outputs: Mapping[str, Tensor], reference: Reference) -> tuple[Truth, dict[str, str]]:
+        """What outputs are held against, and words for a choice that nothing can be held against."""
+        chosen = reference.choice(self.variant, outputs)
+        if chosen is None:
+            return reference.truth(self.variant), {}
+        # What follows from a choice is evaluated now, and not under the settings the launch may have left.
+        self._put_back()
+        return reference.follow(self.variant, chosen)
 
     def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:
         workload, case = reference.workload, reference.case

@@ -8,11 +8,17 @@ in fp64 for fp32 cases, which nothing less can judge.
 **Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
 workload draws whole (sequence, head) pairs by seed, corners always among them, and a note says so.
 The second set only has to differ from the first: an eighth of that memory is enough for it.
+
+**Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), a launch that
+hands its choice over is held against what follows from that, if it is a good one.  The oracle is
+computed again for a choice that is not its own, and kept while the choice stays the same.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnbench.check.compare import Truth, make_truth
@@ -34,6 +40,16 @@ FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A choice that a launch handed over, what is wrong with it, and what follows from it."""
+
+    chosen: Tensor
+    faults: dict[str, str]
+    "words by the name of the output"
+    truth: Truth
+
+
 class Reference:
     """One set of inputs with the answer to it, and a copy that shows whether the inputs were changed."""
 
@@ -42,6 +58,7 @@ class Reference:
 
         self.workload, self.case, self.inputs, self.draw = workload, case, inputs, draw
         self._truths: dict[str, Truth] = {}
+        self._followed: dict[str, _Followed] = {}
         tensors = inputs.tensors()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         place = None if size <= KEPT_ON_DEVICE else "cpu"
@@ -52,18 +69,47 @@ class Reference:
 
     def truth(self, variant: str) -> Truth:
         """Oracle and plain evaluation for a variant, computed when first asked for."""
+        if variant not in self._truths:
+            self._truths[variant] = self._evaluated(
+                lambda dtype: self.workload.oracle(variant, self.case, self.inputs, dtype=dtype, draw=self.draw))
+        return self._truths[variant]
+
+    def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
+        """The choice that a launch hands over, if there is one to make and it does."""
+        choice = self.workload.choice(variant)
+        return None if choice is None or choice.name not in outputs else outputs[choice.name].detach()
+
+    def follow(self, variant: str, chosen: Tensor) -> tuple[Truth, dict[str, str]]:
+        """What follows from a choice of `choice`, or from the oracle's own and words for what is wrong with it."""
         import torch
 
-        if variant not in self._truths:
-            dtype = getattr(torch, DTYPES[self.case.dtype])
-            device = next(iter(self.inputs.tensors().values())).device
-            oracle, plain = (
-                self.workload.oracle(variant, self.case, self.inputs, dtype=precision, draw=self.draw)
-                for precision in (oracle_dtype(self.case.dtype, device), dtype)
-            )
-            with torch.no_grad():
-                self._truths[variant] = make_truth(oracle, plain, dtype)
-        return self._truths[variant]
+        choice, last = self.workload.choice(variant), self._followed.get(variant)
+        assert choice is not None
+        if last is None or not torch.equal(last.chosen, chosen):
+            # A copy: the launch writes its next choice to the same place.
+            kept = chosen.clone()
+            faults = choice.faults(self.case, self.inputs, kept)
+            if faults or choice.is_oracles(self.case, self.inputs, kept):
+                truth = self.truth(variant)
+            else:
+                truth = self._evaluated(
+                    lambda dtype: choice.follow(self.case, self.inputs, kept, dtype=dtype, draw=self.draw))
+            words = {choice.name: f"{choice.name}: {'; '.join(faults)}"} if faults else {}
+            self._followed[variant] = last = _Followed(kept, words, truth)
+        return last.truth, last.faults
+
+    def forget(self) -> None:
+        """Free what followed from choices."""
+        self._followed.clear()
+
+    def _evaluated(self, evaluate: Callable[[Any], dict[str, Tensor]]) -> Truth:
+        import torch
+
+        dtype = getattr(torch, DTYPES[self.case.dtype])
+        device = next(iter(self.inputs.tensors().values())).device
+        oracle, plain = (evaluate(precision) for precision in (oracle_dtype(self.case.dtype, device), dtype))
+        with torch.no_grad():
+            return make_truth(oracle, plain, dtype)
 
     def changed(self) -> list[str]:
         """Names of the inputs whose bits are no longer what they were, and put those back."""
@@ -86,6 +132,7 @@ class Reference:
     def release(self) -> None:
         """Free the oracle's memory; `truth` computes it again."""
         self._truths.clear()
+        self.forget()
 
 
 class References:
@@ -119,6 +166,11 @@ class References:
         precision = oracle_dtype(case.dtype, self.device)
         if "64" not in str(precision):
             self.notes.append("oracle in fp32: this card's fp64 is slow")
+
+    def forget(self) -> None:
+        """Free what followed from the choices of the launch that was examined."""
+        self.first.forget()
+        self.second.forget()
 
     def release(self) -> None:
         """Free the memory of both oracles, before memory is measured; they are computed again when needed."""

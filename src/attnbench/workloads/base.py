@@ -69,6 +69,34 @@ class Draw:
     pairs: tuple[tuple[int, int], ...] | None = None
 
 
+class Choice(Protocol):
+    """An output that says which of several right answers a launch gives, such as the blocks it selected.
+
+    It is judged by what makes a choice good, not by equality with the oracle's; the other outputs are
+    then held against the answer that follows from it.  A launch that hands none over is held against
+    the answer that follows from the oracle's own.
+    """
+
+    @property
+    def name(self) -> str:
+        """Of the output, in `Launch.outputs`."""
+        ...
+
+    def faults(self, case: Any, inputs: Any, chosen: Tensor) -> Sequence[str]:
+        """What is wrong with a launch's choice, in words."""
+        ...
+
+    def is_oracles(self, case: Any, inputs: Any, chosen: Tensor) -> bool:
+        """Whether a choice without faults is the one the oracle makes, however it is spelled."""
+        ...
+
+    def follow(
+        self, case: Any, inputs: Any, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """What `Workload.oracle` answers, had it made this choice."""
+        ...
+
+
 class Workload(ABC):
     """A family of problems."""
 
@@ -101,6 +129,10 @@ class Workload(ABC):
     @abstractmethod
     def select(self, case: Any, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         """The part of a backend's outputs that `oracle` computed for this draw."""
+
+    def choice(self, variant: str) -> Choice | None:
+        """What the variant leaves an implementation to choose; None where there is one right answer."""
+        return None
 
     def suspects(
         self, variant: str, case: Any, inputs: Any, *, draw: Draw

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Draw, Workload
+from attnbench.workloads.base import Choice, Draw, Workload
 from attnbench.workloads.hstu.axes import AXES
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import targets_of
@@ -77,6 +77,15 @@ class HstuWorkload(Workload):
         from attnbench.workloads.hstu.parts import select
 
         return select(case, outputs, draw)
+
+    def choice(self, variant: str) -> Choice | None:
+        """The blocks a block-sparse launch selected (output `blocks`): ties in its own precision are its own."""
+        self._known(variant)
+        if variant == "hstu":
+            return None
+        from attnbench.workloads.hstu.choice import BlockChoice
+
+        return BlockChoice()
 
     def suspects(
         self, variant: str, case: HstuCase, inputs: HstuInputs, *, draw: Draw

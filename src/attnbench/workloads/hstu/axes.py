@@ -78,5 +78,6 @@ AXES = (
     Axis("block_counts", parse_size, "block-sparse: blocks a query selects; default: 4, or all there are", None),
     Axis("local_window", parse_optional, "block-sparse: rows of the sliding branch; none", None),
     Axis("selection", one_of(*SELECTIONS), "block-sparse: who selects, each head or all together (shared)", "head"),
+    Axis("pairs", parse_boolean, "block-sparse: an action (odd row) has the blocks of its item", False, boolean=True),
     Axis("gates", parse_boolean, "block-sparse: weight the branches by gates", True, boolean=True),
 )

@@ -85,6 +85,8 @@ class HstuCase:
     "rows of the sliding branch, the query's own among them; None: no such branch"
     selection: str = "head"
     "head: each head selects its blocks; shared: one selection by the sum of the heads' scores"
+    pairs: bool = False
+    "the history is item, action, item, action …: an action has the selection of its item"
     gates: bool = True
     "each branch is weighted by a gate of query and head (an input); without, branches are added"
 
@@ -103,7 +105,7 @@ class HstuCase:
         for name, accepted in (("dtype", DTYPES), ("mode", MODES), ("selection", SELECTIONS)):
             if getattr(self, name) not in accepted:
                 raise unknown("hstu", name, getattr(self, name), accepted)
-        for name in ("causal", "gates"):
+        for name in ("causal", "pairs", "gates"):
             if type(getattr(self, name)) is not bool:
                 raise _refuse(name, getattr(self, name), "is not a boolean", "true or false")
         self._check_numbers()
@@ -124,6 +126,8 @@ class HstuCase:
             raise _refuse("block_counts", self.block_counts,
                           f"is over the {self.most_blocks} blocks of {self.block_size} in seqlen={self.seqlen}",
                           f"a whole number from 1 to {self.most_blocks}")
+        if self.pairs and self.block_size == 1:
+            raise _refuse("block_size", 1, "parts an item from its action (pairs=True)", "a power of two from 2")
         if self.delta_q is not None and self.delta_q > self.seqlen:
             raise _refuse("delta_q", self.delta_q, f"is over seqlen={self.seqlen}", "at most seqlen")
         if self.contextual_len > self.seqlen:
@@ -147,7 +151,8 @@ class HstuCase:
             parts.append(self.lengths if self.lengths.isalpha() else _short("len", self.lengths))
         parts.append(f"bs{self.block_size}x{self.block_counts}")
         parts += [f"lw{self.local_window}"] * (self.local_window is not None)
-        parts += ["shared"] * (self.selection == "shared") + ["gates"] * self.gates
+        parts += ["shared"] * (self.selection == "shared") + ["pairs"] * self.pairs
+        parts += ["gates"] * self.gates
         return "-".join([*parts, self.mode])
 
     def to_dict(self) -> dict[str, Any]:

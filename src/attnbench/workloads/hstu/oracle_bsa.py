@@ -11,7 +11,10 @@ all of it) adds three branches, each weighted by its gate, if the case has gates
 Selected are at most `block_counts` blocks: the local block (the one t is in; a target's is the last,
 complete or not), always, and of the complete blocks before it those with the largest score α q·k̄, not
 of its SiLU, which does not rise with the score everywhere.  Ties go to the lower block.  With
-``selection=shared`` the scores of all heads are added and all select the same.
+``selection=shared`` the scores of all heads are added and all select the same.  With ``pairs`` the
+history is item, action, item, action …: an action (an odd row) has the blocks of its item, the row
+before it, which lies in the same block; one whose item is no query (`delta_q` parts them) ranks for
+itself, as every target does.
 
 The selection is a constant of the gradients.  It is made from the inputs in fp64 whatever the precision
 of the evaluation, so that two evaluations differ by rounding and not by a block.  A backend ranks in
@@ -145,7 +148,7 @@ def _select(case: HstuCase, inputs: HstuInputs, number: int, workspace: int | No
     chosen = torch.full((heads, shape.queries, case.block_counts), -1, dtype=torch.int32, device=inputs.q.device)
     if shape.seen == 0:
         return chosen.transpose(0, 1)
-    for rows in _chunks(case, shape, workspace):
+    for rows in _chunks(case, shape, inputs, workspace):
         scores, local, _ = _scores(case, inputs, number, rows)
         count = min(case.block_counts, scores.shape[2])
         # The local block first; then those before it by score; a stable sort gives ties to the lower block.
@@ -178,7 +181,9 @@ def selection_faults(
     found: dict[str, None] = {}
     for number, given in enumerate(parts.by_sequence(case, "q", blocks)):
         shape = case.sequences[number]
-        for rows in _chunks(case, shape, workspace):
+        if case.pairs and not torch.equal(*(given.sort(2).values[i] for i in _actions(case, shape, given.device))):
+            found[f"sequence {number}: an action with other blocks than its item"] = None
+        for rows in _chunks(case, shape, inputs, workspace):
             picked = given[rows.start:rows.stop].transpose(0, 1).long()
             for words in _faults(case, inputs, number, rows, picked):
                 found.setdefault(f"sequence {number}: {words}")
@@ -214,7 +219,8 @@ def _faults(case: HstuCase, inputs: HstuInputs, number: int, rows: range, picked
 def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], bound [heads, rows]."""
     shape = case.sequences[number]
-    q = parts.by_sequence(case, "q", inputs.q)[number].detach()[rows.start:rows.stop].double().transpose(0, 1)
+    ranking = _ranking(case, shape, rows, inputs.q.device)
+    q = parts.by_sequence(case, "q", inputs.q)[number].detach()[ranking].double().transpose(0, 1)
     k = parts.by_sequence(case, "k", inputs.k)[number].detach().double().transpose(0, 1)
     count = -(-shape.seen // case.block_size)
     scores = q.new_full((case.nheads, len(rows), count), -torch.inf)
@@ -230,6 +236,21 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     return scores, local, sizes.amax(2)
 
 
+def _ranking(case: HstuCase, shape: SequenceShape, rows: range, device: torch.device) -> Tensor:
+    """The query that ranks the blocks of each row: itself, or with pairs the item of an action."""
+    row = torch.arange(rows.start, rows.stop, device=device)
+    position = row + shape.first_query
+    action = (position % 2 == 1) & (position < shape.seen) & (row > 0)
+    return row - action.long() if case.pairs else row
+
+
+def _actions(case: HstuCase, shape: SequenceShape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The actions of a sequence that have the blocks of an item, and these items."""
+    ranking = _ranking(case, shape, range(shape.queries), device)
+    actions = (ranking != torch.arange(shape.queries, device=device)).nonzero()[:, 0]
+    return actions, ranking[actions]
+
+
 def _means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32."""
     whole = shape.seen // case.block_size
@@ -243,9 +264,10 @@ def _spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     return torch.nn.functional.pad(spread, (0, 0, 0, shape.length - spread.shape[1]))
 
 
-def _chunks(case: HstuCase, shape: SequenceShape, workspace: int | None) -> list[range]:
+def _chunks(case: HstuCase, shape: SequenceShape, inputs: HstuInputs, workspace: int | None) -> list[range]:
     count = -(-shape.seen // case.block_size)
-    step = max(1, (workspace or parts.CPU_WORKSPACE) // (parts.ITEM_BYTES * parts.SCORES * case.nheads * (count + 1)))
+    room = workspace or (parts.CPU_WORKSPACE if inputs.q.device.type == "cpu" else parts.WORKSPACE)
+    step = max(1, room // (parts.ITEM_BYTES * parts.SCORES * case.nheads * (count + 1)))
     return [range(start, min(start + step, shape.queries)) for start in range(0, shape.queries, step)]
 
 

@@ -41,12 +41,14 @@ def _bent(case: HstuCase) -> Iterator[tuple[str, HstuCase]]:
     yield "alpha missing (1 instead of the factor of the scores)", replace(case, alpha=1.0)
     yield "selection per head where it is shared, or shared where it is per head", replace(
         case, selection="head" if case.selection == "shared" else "shared")
+    if case.pairs:
+        yield "actions that select for themselves", replace(case, pairs=False)
 
 
 def _differ(variant: str, bent: HstuCase, case: HstuCase) -> bool:
     if variant == "hstu":
         return bent.num_targets != case.num_targets or visible_pairs(bent) != visible_pairs(case)
-    return (bent.num_targets, bent.selection) != (case.num_targets, case.selection)
+    return any(getattr(bent, name) != getattr(case, name) for name in ("num_targets", "selection", "pairs"))
 
 
 def _by_own_length(case: HstuCase, right: dict[str, Tensor], draw: Draw) -> dict[str, Tensor]:

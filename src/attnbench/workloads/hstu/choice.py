@@ -1,0 +1,40 @@
+"""The blocks that a launch of the block-sparse variant selected, as the checker judges and follows them.
+
+The output `blocks` is int32 [Tq, H, S] ([Tq, 1, S] where the heads share one selection): the blocks of
+each query in any order, -1 for none, S the case's block_counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import oracle_bsa
+from attnbench.workloads.hstu.case import HstuCase
+from attnbench.workloads.hstu.inputs import HstuInputs
+
+
+class BlockChoice:
+    """A selection: right where every block deserves its place by score, within rounding."""
+
+    name = "blocks"
+
+    def faults(self, case: HstuCase, inputs: HstuInputs, chosen: Tensor) -> Sequence[str]:
+        """What is wrong with a selection; `oracle_bsa.selection_faults` says what is accepted."""
+        if chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
+            return [f"dtype={chosen.dtype} is wrong; torch.int32"]
+        return oracle_bsa.selection_faults(case, inputs, chosen)
+
+    def is_oracles(self, case: HstuCase, inputs: HstuInputs, chosen: Tensor) -> bool:
+        """Whether these are the oracle's blocks, in whatever order."""
+        own = oracle_bsa.select_blocks(case, inputs).long()
+        return torch.equal(own.sort(2).values, chosen.long().sort(2).values)
+
+    def follow(
+        self, case: HstuCase, inputs: HstuInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """The block-sparse function of these blocks."""
+        return oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=chosen)
