@@ -51,6 +51,8 @@ def _block(block: Block, paper: Paper) -> None:
         _lost(block.lost, paper)
     for note in block.notes:
         paper.item("note", note, style="yellow")
+    for sentence in block.reading:
+        paper.item("reading", sentence, style="cyan")
 
 
 def _table(block: Block, paper: Paper) -> Table:

@@ -58,6 +58,8 @@ class Block:
     lines: Sequence[Line] = ()
     lost: Sequence[Lost] = ()
     notes: Sequence[str] = field(default=())
+    reading: Sequence[str] = field(default=())
+    "what the table means (`store.reading`)"
 
 
 @dataclass(frozen=True, slots=True)

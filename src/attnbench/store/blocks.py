@@ -14,6 +14,7 @@ from attnbench.store import figures
 from attnbench.store.block import Block, Column, Line, Lost, Page, backend_name, said
 from attnbench.store.conditions import conditions_of
 from attnbench.store.details import details
+from attnbench.store.reading import read_sweep, read_table
 from attnbench.store.remarks import remarks
 from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
@@ -93,11 +94,12 @@ def _block(run: Run, records: Sequence[Record], count: int) -> Block:
         behind = {name: Processes(members, count) for name, members in by_backend(records).items()}
         rows = combine(records)
     rows.sort(key=_median)  # stable: equals keep the order of the run
-    unit, bases = figures.unit_for(_known_medians(rows)), _baselines(rows)
-    lines = [_line(record, unit, bases, fastest=record is rows[0] and len(rows) > 1,
+    unit, bases = figures.unit_for(_known_medians(rows)), baselines(rows)
+    lines = [line_of(record, unit, bases, fastest=record is rows[0] and len(rows) > 1,
                    processes=behind.get(record.backend)) for record in rows]  # fmt: skip
     notes = remarks(run, sorted(records, key=_median), replicated=count > 0)
-    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines), lines, notes=notes)
+    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines), lines, notes=notes,
+                 reading=read_table(run, rows))
 
 
 def _merged(run: Run, parts: Sequence[Block]) -> Block:
@@ -105,21 +107,22 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     records = [line.record for line in there]
     measured = [record for line in there for record in (line.processes.records if line.processes else [line.record])]
     unit = figures.unit_for(_known_medians(records))
-    bases = _baselines(records)
+    bases = baselines(records)
     order = list(dict.fromkeys(record.backend for record in run.records))
     shared = _shared_words(records)
     lines = []
     for part in parts:
         # The plan's order in every case: a sweep is read downwards, one backend at a time.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
-            drawn = _line(line.record, unit, bases, line.fastest, line.processes)
+            drawn = line_of(line.record, unit, bases, line.fastest, line.processes)
             cells = {"case": _without(part.title, shared), **drawn.cells}
             lines.append(dataclasses.replace(drawn, cells=cells))
     case = Column("case", "case", 0, number=False)
     conditions = conditions_of(run, measured)
     notes = remarks(run, measured, replicated=any(line.processes for line in lines))
     title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite
-    return Block(title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes)
+    return Block(title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes,
+                 reading=read_sweep(run, records))
 
 
 def _shared_words(records: Sequence[Record]) -> list[str]:
@@ -134,7 +137,7 @@ def _without(title: str, words: Collection[str]) -> str:
 
 def columns_for(unit: figures.Unit, lines: Sequence[Line]) -> list[Column]:
     """The columns of which at least one line has something to say."""
-    bases = _baselines(line.record for line in lines)
+    bases = baselines(line.record for line in lines)
     against = f"vs {bases.pop()}" if len(bases) == 1 else "speed-up"
     columns = [
         Column("backend", "backend", 0, number=False),
@@ -160,9 +163,18 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line]) -> list[Column]:
     return said(columns, lines)
 
 
-def _line(
+def line_of(
     record: Record, unit: figures.Unit, bases: Collection[str], fastest: bool, processes: Processes | None = None
 ) -> Line:
+    """The texts of one timed record's row.
+
+    Args:
+        record: with a time.
+        unit: of all times of the table.
+        bases: backends that the table's speed-ups refer to.
+        fastest: whether its median is the lowest of its case.
+        processes: with replicates, whose figures `record` combines.
+    """
     time, rate, memory = record.time, record.rate, record.memory
     assert time is not None  # only timed records come here
     median = _in(unit, time.median_ms)
@@ -247,7 +259,8 @@ def _where(lost: Sequence[Record], processes: Mapping[str, Collection[int]], say
         yield f"{len(lost)} of {places} processes"
 
 
-def _baselines(records: Iterable[Record]) -> set[str]:
+def baselines(records: Iterable[Record]) -> set[str]:
+    """Backends that speed-ups of these records refer to."""
     return {record.speedup.baseline for record in records if record.speedup}
 
 

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.record import Record, Run
 from attnbench.store import figures
-from attnbench.store.conditions import environment_of
 from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
-CLOCK_SHORTFALL = 0.02
-"A clock this much below the highest is said: it is more than the probe's own error."
 
 
 def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) -> list[str]:
@@ -27,7 +24,7 @@ def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) ->
     if len(own) > MOST_OWN_NOTES:
         own[MOST_OWN_NOTES:] = [f"{len(own) - MOST_OWN_NOTES} more notes of backends stand in the run file"]
     winners = [*_ties(records, tie if replicated else _tie), *_gaps(records)]
-    return [*winners, *_noise(run, records), *_stops(records), *_clocks(run, records), *own]
+    return [*winners, *_noise(run, records), *_stops(records), *own]
 
 
 def _ties(records: Sequence[Record], find: Callable[[Sequence[Record]], Tie | None]) -> Iterator[str]:
@@ -100,22 +97,6 @@ def _places(records: Sequence[Record]) -> tuple[int, int]:
     """How many cases, and how many measurements of one in a process."""
     groups = {(case_of(record), record.replicate) for record in records}
     return len({case for case, _ in groups}), len(groups)
-
-
-def _clocks(run: Run, records: Sequence[Record]) -> Iterator[str]:
-    shortfalls = []
-    for record in records:
-        environment = environment_of(run, record)
-        highest = environment.sm_max_mhz if environment else None
-        clocks = [clock for clock in (record.time.sm_mhz if record.time else ()) if clock is not None]
-        if highest and clocks and min(clocks) < (1 - CLOCK_SHORTFALL) * highest:
-            shortfalls.append((min(clocks), highest))
-    if shortfalls:
-        lowest, highest = min(shortfalls)
-        yield (
-            f"the SM clock fell to {lowest:.0f} of {highest} MHz: times carry that, "
-            "speed-ups do not (they are taken within rounds)"
-        )
 
 
 def _own_notes(records: Sequence[Record]) -> Iterator[str]:

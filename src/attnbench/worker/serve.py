@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import os
 import signal
@@ -12,7 +13,8 @@ from typing import IO, Any
 from attnbench.backends.base import Machine
 from attnbench.errors import WorkerError
 from attnbench.machine.fingerprint import environment
-from attnbench.record import PlannedGroup, Settings, from_dict
+from attnbench.machine.neighbours import Neighbours
+from attnbench.record import PlannedGroup, Record, Settings, from_dict
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import ContextLost
 from attnbench.worker.group import GroupRun
@@ -33,6 +35,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     _die_with_parent()
     page = BlamePage(page_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
+        neighbours = Neighbours(device)
         machine = _machine(device)
         send(answers, say="ready", environment=environment(device))
         for line in requests:
@@ -40,7 +43,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
             if message.get("do") != "group":
                 raise WorkerError(f"worker: do={message.get('do')} is not known; group")
             try:
-                sampling_s = _carry_out(message, device, machine, page, answers)
+                sampling_s = _carry_out(message, device, machine, neighbours, page, answers)
             except ContextLost as lost:
                 send(answers, say="lost", index=lost.index, phase=lost.phase, reason=str(lost))
                 # The context answers nothing any more: an orderly exit would hang in its destructors.
@@ -52,7 +55,8 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     return 0
 
 
-def _carry_out(message: dict[str, Any], device: str, machine: Machine, page: BlamePage, answers: IO[str]) -> float:
+def _carry_out(message: dict[str, Any], device: str, machine: Machine, neighbours: Neighbours, page: BlamePage,
+               answers: IO[str]) -> float:
     """Carry out one request; its tensors are gone when this returns."""
     run = GroupRun(
         from_dict(PlannedGroup, message["group"], "request.group"),
@@ -61,9 +65,15 @@ def _carry_out(message: dict[str, Any], device: str, machine: Machine, page: Bla
         device=device,
         machine=machine,
         page=page,
-        on_record=lambda record: send(answers, say="record", record=record),
+        on_record=lambda record: send(answers, say="record", record=_noted(record, neighbours)),
     )
     return run.carry_out()
+
+
+def _noted(record: Record, neighbours: Neighbours) -> Record:
+    """A time with a note on who else was on the card."""
+    words = neighbours.words() if record.time else None
+    return dataclasses.replace(record, notes=(*record.notes, words)) if words else record
 
 
 def _machine(device: str) -> Machine:

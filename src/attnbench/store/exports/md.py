@@ -34,8 +34,8 @@ def _block(block: Block) -> Iterator[str]:
         yield from (_row([_plain(line.cells.get(column.key, "")) for column in block.columns]) for line in block.lines)
         yield ""
     yield from _lost(block.lost)
-    yield from (f"- {_plain(note)}" for note in block.notes)
-    if block.notes:
+    yield from (f"- {_plain(note)}" for note in (*block.notes, *block.reading))
+    if block.notes or block.reading:
         yield ""
 
 

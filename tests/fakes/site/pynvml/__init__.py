@@ -65,7 +65,7 @@ def nvmlSystemGetDriverVersion():
 
 def nvmlSystemGetProcessName(pid):
     with _state("nvmlSystemGetProcessName") as state:
-        return state["process_names"][str(pid)].encode()  # older bindings answer bytes
+        return state["process_names"].get(str(pid), "unheard-of").encode()  # older bindings answer bytes
 
 
 def nvmlDeviceGetCount():

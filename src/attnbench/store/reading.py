@@ -1,0 +1,185 @@
+"""Reading help: what a table means, in sentences, each said only where it is true.
+
+The rules are data (reading.toml); here are the facts they speak of.  A fact is a number, a word or
+None where it is not known, and a rule about an unknown fact says nothing.
+
+    of a row     backend, baseline, verdict, speedup_low, speedup_high, memory_ratio, memory_inverse,
+                 bound (compute, memory), share and percent (of the measured ceiling that bounds
+                 the case), samples, busy_share, idle_percent, host_share, host_us
+    of a table   device (gpu, cpu), dtype, tiles, sm_count, tiles_per_sm, celsius, clock_lowest,
+                 clock_most, clock_share, baseline, plain_baseline, slower_than_baseline, rivals_left
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnbench.record import Record, Run
+from attnbench.store.block import backend_name
+from attnbench.store.conditions import environment_of
+from attnbench.store.replicates import case_of
+
+Facts = dict[str, Any]
+
+PLAIN = ("eager", "sdpa-math", "hstu-eager")
+"Backends that are plain PyTorch: what a fused kernel is expected to beat."
+TILE_ROWS = 128
+"Query rows that one program of a usual attention kernel takes."
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One sentence and when it holds."""
+
+    name: str
+    of: str
+    when: Mapping[str, str]
+    say: str
+    brief: str
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether every condition is true; an unknown fact is true of nothing."""
+        return all(_is(facts.get(name), condition) for name, condition in self.when.items())
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, in the order in which they are said."""
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return tuple(Rule(**entry) for entry in data["rule"])
+
+
+def read_table(run: Run, records: Sequence[Record]) -> list[str]:
+    """What the table of these records means.
+
+    Args:
+        run: whose environments hold.
+        records: all with a time, of one case and under the same conditions; replicates combined.
+    """
+    return [sentence for rule in rules() if (sentence := _said(rule, rule.say, *_facts(run, records)))]
+
+
+def read_sweep(run: Run, records: Sequence[Record]) -> list[str]:
+    """What a table of many cases means: each rule once, with the number of cases for which it holds."""
+    cases: dict[str, list[Record]] = {}
+    for record in records:
+        cases.setdefault(case_of(record), []).append(record)
+    facts = [_facts(run, members) for members in cases.values()]
+    sentences = []
+    for rule in rules():
+        said = [sentence for one in facts if (sentence := _said(rule, rule.brief, *one))]
+        if said:
+            sentences.append(f"{len(said)} of {len(cases)} cases: {said[0]}")
+    return sentences
+
+
+def _said(rule: Rule, words: str, table: Facts, rows: Sequence[Facts]) -> str | None:
+    """The sentence of a rule, or None where it does not hold."""
+    candidates = {"table": [table], "fastest": rows[:1], "each": rows}[rule.of]
+    true = [facts for facts in candidates if rule.holds(table | facts)]
+    if not true:
+        return None
+    return words.format(**table | true[0] | {"backends": ", ".join(facts.get("backend", "") for facts in true)})
+
+
+def _facts(run: Run, records: Sequence[Record]) -> tuple[Facts, list[Facts]]:
+    """Facts of the table, and of its rows, the fastest first."""
+    ordered = sorted((record for record in records if record.time and record.time.median_ms is not None),
+                     key=lambda record: record.time.median_ms or math.inf if record.time else math.inf)  # fmt: skip
+    base = next((record.speedup.baseline for record in ordered if record.speedup), None)
+    own = next((record for record in ordered if record.backend == base), None)
+    return _table_facts(run, ordered, base), [_row_facts(record, own) for record in ordered]
+
+
+def _table_facts(run: Run, records: Sequence[Record], baseline: str | None) -> Facts:
+    if not records:
+        return {}
+    environment, case = environment_of(run, records[0]), records[0].case
+    rivals = [record for record in records if record.speedup and record.backend != baseline]
+    slower = [record for record in rivals if record.speedup and record.speedup.verdict == "slower"]
+    facts: Facts = {
+        "device": None if environment is None else "gpu" if environment.gpu else "cpu",
+        "dtype": case.get("dtype"),
+        "baseline": baseline,
+        "plain_baseline": "yes" if baseline in PLAIN else "no",
+        "slower_than_baseline": len(slower),
+        "rivals_left": len(rivals) - len(slower),
+        "celsius": max((heat for record in records if record.power_w for heat in record.power_w.celsius
+                        if heat is not None), default=None),
+    }  # fmt: skip
+    clocks = [clock for record in records if record.time for clock in record.time.sm_mhz if clock is not None]
+    most = environment.sm_max_mhz if environment else None
+    if clocks and most:
+        facts |= {"clock_lowest": min(clocks), "clock_most": most, "clock_share": min(clocks) / most}
+    count = environment.sm_count if environment else None
+    tiles = _tiles(case)
+    if count and tiles:
+        facts |= {"tiles": tiles, "sm_count": count, "tiles_per_sm": tiles / count}
+    return facts
+
+
+def _tiles(case: Mapping[str, Any]) -> int | None:
+    sizes = [case.get(name) for name in ("batch", "nheads", "seqlen")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    batch, nheads, seqlen = (int(size or 0) for size in sizes)
+    return batch * nheads * math.ceil(seqlen / TILE_ROWS)
+
+
+def _row_facts(record: Record, baseline: Record | None) -> Facts:
+    time, speedup = record.time, record.speedup
+    facts: Facts = {"backend": backend_name(record)}
+    if speedup and speedup.baseline != record.backend:
+        facts |= {"verdict": speedup.verdict, "speedup_low": speedup.ci_low, "speedup_high": speedup.ci_high}
+        facts |= _memory_facts(record, baseline)
+    facts |= _roofline_facts(record)
+    if time is None or not time.median_ms:
+        return facts
+    facts["samples"] = time.num_samples
+    if time.busy_ms is not None:
+        busy = time.busy_ms / time.median_ms
+        facts |= {"busy_share": busy, "idle_percent": 100 * (1.0 - busy)}
+    if time.host_ms is not None:
+        facts |= {"host_share": time.host_ms / time.median_ms, "host_us": 1e3 * time.host_ms}
+    return facts
+
+
+def _memory_facts(record: Record, baseline: Record | None) -> Facts:
+    own = record.memory.peak_allocated_mb if record.memory else None
+    other = baseline.memory.peak_allocated_mb if baseline and baseline.memory else None
+    return {"memory_ratio": other / own, "memory_inverse": own / other} if own and other else {}
+
+
+def _roofline_facts(record: Record) -> Facts:
+    """Which measured ceiling bounds the case, and how much of it the row reaches.
+
+    Executed FLOPs where the launch states them: a block-sparse kernel does fewer than the useful
+    FLOPs of its case, and would seem to beat the machine.
+    """
+    work, time = record.work, record.time
+    matmul, copy = (record.ceilings.get(name) for name in ("matmul_tflops", "copy_gbps"))
+    if work is None or time is None or not time.median_ms or not matmul or not copy:
+        return {}
+    flops = work.flops if work.executed_flops is None else work.executed_flops
+    compute_ms, memory_ms = flops / matmul / 1e9, work.bytes / copy / 1e6
+    share = max(compute_ms, memory_ms) / time.median_ms
+    return {"bound": "compute" if compute_ms >= memory_ms else "memory", "share": share, "percent": 100 * share}
+
+
+def _is(fact: Any, condition: str) -> bool:
+    """``">= 1.2, < 1.5"`` of a number, equality of a word."""
+    if fact is None:
+        return False
+    if isinstance(fact, str):
+        return fact == condition
+    parts = [part.split() for part in condition.split(",")]
+    return all(COMPARE[sign](fact, float(bound)) for sign, bound in parts)
