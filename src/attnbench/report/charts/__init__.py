@@ -1,0 +1,58 @@
+"""Every chart of a page, one file a kind, each defined once for the page and for PNG and SVG.
+
+A file defines ``CHART`` (`base.figure.Chart`) and is found by scanning.  Charts are built with
+Altair, which checks them, once for each form they can take; what differs from case to case is data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+
+from attnbench.record import Run
+from attnbench.report.charts.base.figure import Chart, Figure, slug
+from attnbench.report.charts.base.ink import Inks
+from attnbench.report.charts.base.matter import Matter
+from attnbench.store import scan
+
+__all__ = ["Figure", "chart_names", "figures"]
+
+
+def chart_names() -> list[str]:
+    """Kinds of charts, in the order in which a page shows them."""
+    return [name for name, _ in _charts()]
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """Every figure that has something to show: run by run, those of the whole run before its cases.
+
+    Args:
+        runs: with their statistics derived (`store.runfile.read`).  A backend has one colour in all
+            of them; runs are never mixed in a figure.
+    """
+    inks, found = Inks(runs), []
+    charts = [chart for _, chart in _charts()]
+    for number, run in enumerate(runs):
+        matter = Matter(run)
+        place = f"{slug(run.id)}" if len(runs) > 1 else ""
+        if place and any(slug(other.id) == place for other in runs[:number]):
+            place += f"-{number + 1}"
+        drawn = [figure for chart in charts for figure in chart.draw(matter, inks)]
+        found += [dataclasses.replace(figure, run=run.id, folder="/".join(filter(None, (place, figure.folder))))
+                  for figure in _by_case(drawn)]  # fmt: skip
+    return found
+
+
+def _charts() -> list[tuple[str, Chart]]:
+    room = sys.modules[__name__]
+    found = [(name, scan.load(room, name).CHART) for name in scan.names(room)]
+    return sorted(found, key=lambda item: item[1].rank)
+
+
+def _by_case(drawn: Iterable[Figure]) -> list[Figure]:
+    """Those of the run first, then all of one case before those of the next; else as they come."""
+    cases: dict[str | None, list[Figure]] = {None: []}
+    for figure in drawn:
+        cases.setdefault(figure.case_id, []).append(figure)
+    return [figure for figures_of_one in cases.values() for figure in figures_of_one]

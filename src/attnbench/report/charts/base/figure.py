@@ -1,0 +1,75 @@
+"""A chart before anybody draws it, and the seam of the files that make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.report.charts.base.ink import Inks
+    from attnbench.report.charts.base.matter import Matter
+
+Spec = dict[str, Any]
+
+LONGEST_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One chart: a Vega-Lite description with its data, and the words that go with it."""
+
+    name: str
+    "stem of its file; with `folder` unique among the figures of a page"
+    kind: str
+    "name of the file in `report/charts` that made it, or plot"
+    title: str
+    "plain text, not part of `spec`: a page prints it as its heading"
+    alt: str
+    "what a reader who does not see the chart must know"
+    spec: Spec
+    """Vega-Lite 6 without $schema and config; shares parts with other figures, so it is not to be
+    changed in place.  Text and lines take their colours from `ink.config`."""
+    case_id: str | None = None
+    "of the case it belongs to; None where it is of the whole run"
+    run: str | None = None
+    "id of the run"
+    folder: str = ""
+    "below the folder of plots"
+
+    @property
+    def stem(self) -> str:
+        """Path of its file below the folder of plots, without the ending."""
+        return f"{self.folder}/{self.name}" if self.folder else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a file of `report/charts` offers as ``CHART``."""
+
+    rank: int
+    "place on the page; charts of the whole run come before those of a case"
+    draw: Callable[[Matter, Inks], Iterable[Figure]]
+    "figures of one run; none where they would show nothing"
+
+
+def slug(value: Any) -> str:
+    """`value` as a part of a file name: true, 128, bf16, actual_sparsity."""
+    text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:LONGEST_NAME] or "unnamed"
+
+
+def short(value: float | None, digits: int = 5) -> float | None:
+    """A number with the digits that a chart can show: a page holds many thousands of them."""
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """One datum; what is not known is left out of it, never 0."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def filled(spec: Mapping[str, Any], datasets: Mapping[str, list[dict[str, Any]]], **top: Any) -> Spec:
+    """A definition with its data and whatever else differs from chart to chart at its top level."""
+    return {**spec, **top, "datasets": dict(datasets)}

@@ -1,0 +1,89 @@
+"""Colours and letters of all charts: the same backend has the same colour and sign everywhere on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.record import Run
+from attnbench.store.block import backend_name
+
+COLOURS = ("#1395ec", "#a0920d", "#8e4cf0", "#c46d64", "#307e7e", "#ef3994", "#616f2a", "#be55b4")
+"""Each at least 3:1 against a white and a dark page, and told apart by eyes that lack one kind of
+cone; found by search, held by a test."""
+SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
+"As many as have no factor in common with the colours: 56 backends before a pair comes back."
+DASHES = ((1, 0), (6, 2), (2, 2))
+"By turns of the colours: the first eight backends have plain lines."
+
+PAPER = {
+    "light": {"text": "#1f2328", "quiet": "#59636e", "grid": "#e3e7eb", "page": "#ffffff"},
+    "dark": {"text": "#e6edf3", "quiet": "#9aa4af", "grid": "#30363d", "page": "#0d1117"},
+}
+FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """How one backend is drawn."""
+
+    colour: str
+    shape: str
+    dash: tuple[int, int]
+
+    @property
+    def on_it(self) -> str:
+        """Black or white, whichever is read better on the colour."""
+        return "#000000" if luminance(self.colour) > 0.179 else "#ffffff"
+
+
+class Inks:
+    """The inks of a page, given out in the order in which its runs name backends."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        names = dict.fromkeys(backend_name(record) for run in runs for record in run.records if record.time)
+        self._places = {name: place for place, name in enumerate(names)}
+
+    def of(self, name: str) -> Ink:
+        """The ink of a backend."""
+        place = self._places.setdefault(name, len(self._places))
+        return Ink(
+            colour=COLOURS[place % len(COLOURS)],
+            shape=SHAPES[place % len(SHAPES)],
+            dash=DASHES[place // len(COLOURS) % len(DASHES)],
+        )
+
+
+def config(mode: str, font: str = FONT) -> dict[str, Any]:
+    """Vega-Lite's config for a ``light`` or ``dark`` page: what a spec of ours leaves to the page."""
+    paper = PAPER[mode]
+    text, quiet, grid = paper["text"], paper["quiet"], paper["grid"]
+    return {
+        "background": "transparent",
+        "font": font,
+        "view": {"stroke": None, "continuousWidth": 560, "continuousHeight": 260},
+        "axis": {
+            "labelColor": text, "titleColor": quiet, "titleFontWeight": "normal", "titleFontSize": 12,
+            "labelFontSize": 12, "gridColor": grid, "domainColor": grid, "tickColor": grid, "titlePadding": 8,
+            "labelLimit": 190, "labelFontWeight": "normal",
+        },
+        "title": {"color": text, "subtitleColor": quiet, "anchor": "start", "fontSize": 14, "subtitleFontSize": 12,
+                  "fontWeight": 600, "offset": 12, "frame": "group"},
+        "text": {"color": text, "fontSize": 12},
+        "rule": {"color": quiet},
+        "style": {
+            "label": {"fill": text, "fontSize": 12},
+            "note": {"fill": quiet, "fontSize": 11},
+            "reference": {"stroke": quiet, "strokeWidth": 1},
+            "gap": {"fill": paper["page"], "stroke": paper["page"]},
+            "plainbox": {"fill": grid},
+        },
+    }  # fmt: skip
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, as WCAG 2 defines it; 0 to 1."""
+    parts = [int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

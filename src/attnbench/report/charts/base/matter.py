@@ -1,0 +1,86 @@
+"""What charts are drawn from: the timed records of a run by case, never two ways of measuring in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from attnbench.record import Record, Run
+from attnbench.report.charts.base.figure import slug
+from attnbench.store.conditions import Conditions, conditions_of
+from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_replicated, tie
+
+
+@dataclass(frozen=True)
+class Table:
+    """All timed records of one case under one set of conditions: a chart of a case shows one of these."""
+
+    case_id: str
+    case: Mapping[str, Any]
+    workload: str
+    conditions: Conditions
+    records: Sequence[Record]
+    "one a backend, fastest first; those of several processes are combined"
+    processes: Mapping[str, Sequence[Record]]
+    "the records behind each of them, by `Record.backend`"
+    replicated: bool
+    mark: str
+    "what its figures' names end in, where a case was measured in several ways"
+
+    @cached_property
+    def tied(self) -> Tie | None:
+        """The fastest and those that the samples do not show slower; None for a clear winner."""
+        measured = [record for members in self.processes.values() for record in members]
+        return tie(measured) if self.replicated else _tie(measured)
+
+
+class Matter:
+    """One run, arranged once for all of its charts."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.replicated = is_replicated(run)
+        self.tables = list(self._tables())
+
+    def by_conditions(self) -> list[list[Table]]:
+        """Tables that may stand in one chart: of one workload, and measured the same way."""
+        found: dict[tuple[str | None, ...], list[Table]] = {}
+        for table in self.tables:
+            found.setdefault((table.workload, *table.conditions.key), []).append(table)
+        return list(found.values())
+
+    def _tables(self) -> list[Table]:
+        groups: dict[str, dict[tuple[str | None, ...], list[Record]]] = {}
+        for record in self.run.records:
+            if record.time is not None and record.time.median_ms:
+                ways = groups.setdefault(case_of(record), {})
+                ways.setdefault(conditions_of(self.run, [record]).key, []).append(record)
+        names: dict[str, int] = {}
+        return [self._table(records, names) for ways in groups.values() for records in ways.values()]
+
+    def _table(self, records: Sequence[Record], names: dict[str, int]) -> Table:
+        first = records[0]
+        there = combine(records) if self.replicated else list(records)
+        count = names[slug(first.case_id)] = names.get(slug(first.case_id), 0) + 1
+        return Table(
+            case_id=first.case_id,
+            case=first.case,
+            workload=first.workload,
+            conditions=conditions_of(self.run, records),
+            records=sorted(there, key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0),
+            processes=by_backend(records),
+            replicated=self.replicated,
+            mark=f"-{count}" if count > 1 else "",
+        )
+
+
+def _tie(records: Sequence[Record]) -> Tie | None:
+    from attnbench.stats.ranking import clear_winner
+    from attnbench.store.derive import by_round
+
+    times = {record.backend: found for record in records if record.time and (found := by_round(record.time))}
+    tick = max((record.time.tick_ms or 0.0 for record in records if record.time), default=0.0)
+    winner = clear_winner(times, tick=tick)
+    return None if winner is None or winner.is_clear else (winner.name, winner.tied)

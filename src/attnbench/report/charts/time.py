@@ -1,0 +1,100 @@
+"""Time of each backend on one case: the median with its 95 % interval, over the samples themselves.
+
+Of more than `MOST_SAMPLES` samples those at evenly spaced ranks are drawn, the shortest and the
+longest always among them, so that the strip keeps the shape of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from attnbench.record import Record
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.ink import Inks
+from attnbench.report.charts.base.matter import Matter, Table
+from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
+from attnbench.store import figures
+from attnbench.store.block import backend_name
+
+MOST_SAMPLES = 40
+"Drawn of one record."
+WIDE = 4.0
+"Slowest over fastest from which the axis is logarithmic."
+
+
+def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+    """A figure a case with at least one time."""
+    for table in matter.tables:
+        yield _figure(table, inks)
+
+
+def drawn_samples(samples: Sequence[float]) -> list[float]:
+    """At most `MOST_SAMPLES` of `samples`, at evenly spaced ranks."""
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    if last < MOST_SAMPLES:
+        return ordered
+    return [ordered[round(place * last / (MOST_SAMPLES - 1))] for place in range(MOST_SAMPLES)]
+
+
+def _figure(table: Table, inks: Inks) -> Figure:
+    medians = [record.time.median_ms for record in table.records if record.time and record.time.median_ms]
+    unit = figures.unit_for(medians)
+    rows = [_row(record, table, unit, inks) for record in table.records]
+    spec = _definition(unit.name, max(medians) > WIDE * min(medians))
+    fastest = backend_name(table.records[0])
+    alt = (f"Median time in {unit.name} of {len(rows)} backends on {table.case_id}, fastest first: "
+           + ", ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
+    return Figure(
+        name=f"time-{slug(table.case_id)}{table.mark}",
+        kind="time",
+        title=f"Time, {table.case_id}" if len(rows) == 1 else f"Time, {table.case_id}: {fastest} first",
+        alt=alt,
+        case_id=table.case_id,
+        spec=filled(spec, {"rows": rows}, height={"step": STEP}),
+    )
+
+
+def _row(record: Record, table: Table, unit: figures.Unit, inks: Inks) -> dict[str, object]:
+    time, ink = record.time, inks.of(backend_name(record))
+    assert time is not None  # a table holds timed records only
+    scale = unit.per_ms
+
+    def at(value: float | None) -> float | None:
+        return None if value is None else short(value * scale)
+
+    half, median = figures.time_half(time), time.median_ms or 0.0
+    samples = [sample for member in table.processes[record.backend] if member.time for sample in member.time.samples_ms]
+    half = None if half is None else half * scale
+    label = " ".join(filter(None, (figures.measured(median * scale, half), figures.margin(median * scale, half))))
+    return row(
+        b=backend_name(record), c=ink.colour, g=ink.shape, m=at(median), l=at(time.ci_low_ms), h=at(time.ci_high_ms),
+        t=f"{label} {unit.name}", n=time.num_samples, s=[at(sample) for sample in drawn_samples(samples)],
+    )  # fmt: skip
+
+
+@cache
+def _definition(unit: str, wide: bool) -> Spec:
+    import altair as alt
+
+    scale = alt.Scale(type="log", nice=False, padding=14) if wide else alt.Scale(zero=False, nice=True, padding=14)
+    title = f"time, {unit} (sign: median; bar: its 95 % interval; ticks: samples)"
+    base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
+    samples = (
+        base.transform_flatten(["s"], ["v"]).mark_tick(thickness=1, size=6, yOffset=8, opacity=0.4)
+        .encode(x=alt.X("v:Q").scale(scale).title(title), color=colour())
+    )  # fmt: skip
+    interval = (
+        base.transform_filter("isValid(datum.l)").mark_rule(strokeWidth=3, strokeCap="round")
+        .encode(x=alt.X("l:Q").scale(scale).title(title), x2="h:Q", color=colour())
+    )  # fmt: skip
+    tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title="median"),
+               alt.Tooltip("l:Q", title=f"95 % low, {unit}"), alt.Tooltip("h:Q", title=f"95 % high, {unit}"),
+               alt.Tooltip("n:Q", title="samples")]  # fmt: skip
+    point = base.mark_point(filled=True, size=52, opacity=1).encode(
+        x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
+    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)))
+
+
+CHART = Chart(rank=10, draw=draw)
