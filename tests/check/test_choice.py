@@ -154,13 +154,13 @@ def outcome_of(make, case=None):
 
 @pytest.mark.parametrize("values", [
     {}, {"selection": "shared"}, {"pairs": True, "num_targets": 2}, {"gates": False, "mode": "fwd"},
-    {"lengths": "61:7", "local_window": 5},
+    {"lengths": "61:7", "local_window": 5}, {"lengths": "0:0"},
 ])
 @pytest.mark.parametrize("make", [Session, SaysNothing])
 def test_the_honest_pass(make, values):
     case = of(**values)
     outcome, launch, group = outcome_of(make, case)
-    assert (outcome.ok, outcome.reason) == (True, None)
+    assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, ())
     assert set(outcome.errors) == ({"out"} if case.mode == "fwd" else {"out", "dq", "dk", "dv", "dgates"})
     assert recheck(launch, group, variant="hstu-bsa", budget=Budget()).ok
 

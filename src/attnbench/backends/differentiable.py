@@ -1,13 +1,14 @@
-"""From a differentiable function ``fn(q, k, v) -> out`` to a launch.
+"""From a differentiable function to a launch.
 
-`Operands` holds a session's own copy of the inputs in the layout the library wants, made untimed
-and contiguous; `Operands.launch` wraps the function.  The copies are the session's: reloading one
-session leaves the inputs, which all sessions of a group share, as they are.
+`launch` wraps any call whose gradients autograd gives.  For softmax attention, ``fn(q, k, v) -> out``,
+`Operands` holds a session's own copy of the inputs in the layout the library wants, made untimed and
+contiguous.  The copies are the session's: reloading one session leaves the inputs, which all sessions
+of a group share, as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
@@ -18,6 +19,68 @@ if TYPE_CHECKING:
 
 Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 """out = fn(q, k, v), all in the library's layout."""
+
+
+def launch(
+    call: Callable[[], Tensor], leaves: Mapping[str, Tensor], dout: Tensor | None, *, mode: str,
+    load: Callable[[Any], None], canonical: Callable[[Tensor], Tensor] = lambda x: x,
+    choices: Callable[[], Mapping[str, Tensor]] = dict, **options: Any,
+) -> Launch:
+    """Wrap a call that returns the output and is differentiable in a mode with a backward.
+
+    `forward` first lets go of the last result, so that peak memory is the call's own; `backward` keeps
+    the graph, so that it can be called again, and writes no ``.grad``.
+
+    Args:
+        call: computes the output from tensors that stay the same objects.
+        leaves: by name of its gradient, each tensor to differentiate by.
+        dout: gradient of the output; None in mode fwd.
+        mode: of the case.
+        load: copies new inputs into those tensors.
+        canonical: brings the output and the gradients into the workload's layout.
+        choices: further outputs of the last call, which have no gradient.
+        options: further fields of `Launch`.
+    """
+    import torch
+
+    tensors, trains = tuple(leaves.values()), mode != "fwd"
+    no_grad, grad = torch.no_grad, torch.autograd.grad
+    out: Tensor | None = None
+    grads: tuple[Tensor, ...] = ()
+
+    def infer() -> None:
+        nonlocal out
+        out = None
+        with no_grad():
+            out = call()
+
+    def train() -> None:
+        nonlocal out, grads
+        out, grads = None, ()
+        out = call()
+
+    def backward() -> None:
+        nonlocal grads
+        grads = ()
+        if out is None:
+            raise WorkerError("launch: backward was called before forward")
+        grads = grad(out, tensors, dout, retain_graph=True)
+
+    def outputs() -> dict[str, Tensor]:
+        if out is None:
+            raise WorkerError("launch: outputs were asked for before forward")
+        named = dict(zip(("out", *leaves), (out.detach(), *grads), strict=False))
+        return {name: canonical(x) for name, x in named.items()} | dict(choices())
+
+    def reload(inputs: Any) -> None:
+        nonlocal out, grads
+        out, grads = None, ()
+        load(inputs)
+
+    # A backward captured alone would run on the stream its forward ran on, outside the graph.
+    options.setdefault("capturable", mode != "bwd")
+    return Launch(forward=train if trains else infer, backward=backward if trains else None, outputs=outputs,
+                  reload=reload, **options)
 
 
 class Operands:
@@ -38,54 +101,13 @@ class Operands:
     def launch(self, fn: Attention, **options: Any) -> Launch:
         """Wrap `fn`, which must be differentiable in a mode with a backward.
 
-        `forward` first lets go of the last result, so that peak memory is the function's own;
-        `backward` keeps the graph, so that it can be called again, and writes no ``.grad``.
-
         Args:
             fn: the attention function, in this session's layout.
             options: further fields of `Launch`.
         """
-        import torch
-
-        q, k, v = leaves = (self.q, self.k, self.v)
-        dout = self.dout
-        no_grad, grad = torch.no_grad, torch.autograd.grad
-        out: Tensor | None = None
-        grads: tuple[Tensor, ...] = ()
-
-        def infer() -> None:
-            nonlocal out
-            out = None
-            with no_grad():
-                out = fn(q, k, v)
-
-        def train() -> None:
-            nonlocal out, grads
-            out, grads = None, ()
-            out = fn(q, k, v)
-
-        def backward() -> None:
-            nonlocal grads
-            grads = ()
-            if out is None:
-                raise WorkerError("launch: backward was called before forward")
-            grads = grad(out, leaves, dout, retain_graph=True)
-
-        def outputs() -> dict[str, Tensor]:
-            if out is None:
-                raise WorkerError("launch: outputs were asked for before forward")
-            named = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=False))
-            return {name: self._canonical(x) for name, x in named.items()}
-
-        def reload(inputs: Any) -> None:
-            nonlocal out, grads
-            out, grads = None, ()
-            self.load(inputs)
-
-        # A backward captured alone would run on the stream its forward ran on, outside the graph.
-        options.setdefault("capturable", self.mode != "bwd")
-        return Launch(forward=train if self.trains else infer, backward=backward if self.trains else None,
-                      outputs=outputs, reload=reload, **options)
+        q, k, v = self.q, self.k, self.v
+        return launch(lambda: fn(q, k, v), {"dq": q, "dk": k, "dv": v}, self.dout, mode=self.mode, load=self.load,
+                      canonical=self._canonical, **options)
 
     def load(self, inputs: Any) -> None:
         """Copy new values of the same shapes in place."""

@@ -7,14 +7,14 @@ where a fallback is an error.  Variable length is one packed sequence whose mask
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch, Machine
+from attnbench.backends.compiled import compiled_alone
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
-from attnbench.backends.differentiable import Attention, Operands
+from attnbench.backends.differentiable import Operands
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
 
@@ -94,29 +94,3 @@ def _in_band(distance: Tensor, left: int, right: int) -> Tensor:
     """Whether a key that many places left of its query's position is seen."""
     seen = distance >= -right if right != -1 else distance == distance
     return seen if left == -1 else seen & (distance <= left)
-
-
-def compiled_alone(attend: Attention) -> Attention:
-    """Compile a function for one shape, sharing no cache of compiled shapes with any other.
-
-    torch.compile counts shapes by code object, which closures of one function share; and its
-    backward gives buffers away that a second backward of the same graph needs, unless told not to
-    while it compiles, which is in the first call.
-    """
-    import torch
-    from torch._functorch import config
-
-    alone = types.FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None,
-                               attend.__closure__)
-    compiled = torch.compile(alone, fullgraph=True, dynamic=False)
-    first = True
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        nonlocal first
-        if not first:
-            return compiled(q, k, v)
-        first = False
-        with config.patch(donated_buffer=False):
-            return compiled(q, k, v)
-
-    return call

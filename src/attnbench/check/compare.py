@@ -93,7 +93,7 @@ def make_truth(oracle: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype:
         WorkerError: the oracle is not finite (a mistake of the workload, not of a backend).
     """
     deviations, notes = {}, []
-    sizes = {name: right.abs().max().item() for name, right in oracle.items()}
+    sizes = {name: right.abs().max().item() if right.numel() else 0.0 for name, right in oracle.items()}
     top = max(sizes.values())
     if not math.isfinite(math.fsum(sizes.values())):
         raise WorkerError(f"oracle: {', '.join(oracle)} not finite; no backend can be held against it")

@@ -63,11 +63,14 @@ def measure(found: Tensor, truth: Tensor, *, limit: float = math.inf, floor: flo
     """Measure `found` against `truth` on their device; neither is copied whole to fp64.
 
     Args:
-        found: any floating dtype, finite, the shape of `truth`, at least one element.
+        found: any floating dtype, finite, the shape of `truth`; where both are empty nothing is off.
         truth: fp64 or fp32.
         limit: errors above it are counted.
         floor: size of an element below which errors are not taken relative to the truth.
     """
+    if not truth.numel():
+        return Deviation(numel=0, max_abs=0.0, worst=0, over=0, rel_l1=0.0, rmse=0.0, cosine=1.0, largest=0.0, rms=0.0,
+                         row=Share(0.0, 0, 0.0, 0), slice=None)
     width, lead = truth.shape[-1], tuple(truth.shape[:-1])
     table, errors, norms = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
     absolute, truth_abs, found_abs, dot, found_square, over = (math.fsum(row[i] for row in table) for i in range(6))

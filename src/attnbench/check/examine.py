@@ -230,8 +230,8 @@ class _Examination:
         import torch
 
         _check_form(outputs, reference.truth(self.variant), words)
+        truth, faults = self._truth(outputs, reference)
         with torch.no_grad():
-            truth, faults = self._truth(outputs, reference)
             try:
                 found = reference.select({name: outputs[name].detach() for name in truth.oracle})
             except AttnbenchError as wrong:

@@ -1,0 +1,36 @@
+"""torch.compile for a function that one session calls with tensors of one shape."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def compiled_alone(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compile a function for one shape, sharing no cache of compiled shapes with any other.
+
+    torch.compile counts shapes by code object, which closures of one function share; and its
+    backward gives buffers away that a second backward of the same graph needs, unless told not to
+    while it compiles, which is in the first call.
+    """
+    import torch
+    from torch._functorch import config
+
+    alone = types.FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None,
+                               attend.__closure__)
+    compiled: Callable[..., Tensor] = torch.compile(alone, fullgraph=True, dynamic=False)
+    first = True
+
+    def call(*operands: Tensor) -> Tensor:
+        nonlocal first
+        if not first:
+            return compiled(*operands)
+        first = False
+        with config.patch(donated_buffer=False):
+            return compiled(*operands)
+
+    return call

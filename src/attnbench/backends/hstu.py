@@ -1,0 +1,128 @@
+"""What the adapters for HSTU attention share: what they refuse, and jagged sequences laid side by side.
+
+`Operands` is a session's own copy of the inputs; `Padded` says where the rows of the jagged tensors
+lie in padded ones [B, H, N, D], and which keys a query sees there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Backend, Launch, Machine
+from attnbench.backends.differentiable import launch
+from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HstuBackend(Backend):
+    """An adapter for the workload `hstu`; the variant is dense unless it says otherwise."""
+
+    workload = "hstu"
+    variant = "hstu"
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the variant is not defined for.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        if machine.device not in self.devices:
+            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
+                                      f"one of {', '.join(self.devices)}"))
+        if self.variant == "hstu-bsa" and case.sparse_refusal is not None:
+            raise Unsupported(case.sparse_refusal)
+
+
+class Operands:
+    """q, k, v (and gates, block-sparse) of one session, packed as the workload has them, and dout.
+
+    In a mode with a backward all but dout are leaves that want gradients.
+    """
+
+    def __init__(self, case: Any, inputs: Any, *, gates: bool = False) -> None:
+        tensors = inputs.tensors()
+        names = ("q", "k", "v", "gates") if gates and "gates" in tensors else ("q", "k", "v")
+        self.mode: str = case.mode
+        self.own = {name: tensors[name].detach().clone().requires_grad_(case.has_backward) for name in names}
+        self.dout = tensors["dout"].clone() if case.has_backward else None
+
+    def launch(
+        self, fn: Callable[..., Tensor], *, choices: Callable[[], Mapping[str, Tensor]] = dict, **options: Any
+    ) -> Launch:
+        """Wrap ``fn(q, k, v[, gates]) -> out``; `differentiable.launch` says how."""
+        operands = tuple(self.own.values())
+        leaves = {f"d{name}": tensor for name, tensor in self.own.items()}
+        return launch(lambda: fn(*operands), leaves, self.dout, mode=self.mode, load=self._load, choices=choices,
+                      **options)
+
+    def _load(self, inputs: Any) -> None:
+        import torch
+
+        new = inputs.tensors()
+        with torch.no_grad():
+            for name, tensor in self.own.items():
+                tensor.copy_(new[name])
+            if self.dout is not None:
+                self.dout.copy_(new["dout"])
+
+
+class Padded:
+    """Jagged tensors [T, H, D] as padded ones [B, H, N, D], zeros behind each sequence."""
+
+    def __init__(self, case: Any, inputs: Any) -> None:
+        import torch
+
+        device, self.case = inputs.q.device, case
+        self.batch, self.queries, self.keys = case.batch, inputs.max_seqlen_q, inputs.max_seqlen
+
+        def column(*numbers: int) -> Tensor:
+            return torch.tensor(numbers, device=device)[:, None, None]
+
+        shapes = case.sequences
+        self.prefix = column(*(shape.prefix for shape in shapes))
+        self.seen = column(*(shape.seen for shape in shapes))
+        self.first = column(*(shape.first_query for shape in shapes))
+        self.position = torch.arange(self.queries, device=device)[:, None] + self.first
+        "of each query among the keys of its sequence [B, queries, 1]"
+        self.key = torch.arange(self.keys, device=device)
+        self._of_queries = _places([shape.queries for shape in shapes], self.queries).to(device)
+        self._of_keys = _places([shape.length for shape in shapes], self.keys).to(device)
+
+    def pad(self, x: Tensor, *, queries: bool = False) -> Tensor:
+        """Lay the sequences side by side, heads first."""
+        rows, places = (self.queries, self._of_queries) if queries else (self.keys, self._of_keys)
+        padded = x.new_zeros(self.batch * rows, *x.shape[1:]).index_copy(0, places, x)
+        return padded.unflatten(0, (self.batch, rows)).transpose(1, 2)
+
+    def jagged(self, x: Tensor) -> Tensor:
+        """Take the queries [Tq, H, D] out of [B, H, queries, D]."""
+        return x.transpose(1, 2).flatten(0, 1)[self._of_queries]
+
+    def visible(self) -> Tensor:
+        """Keys the dense function lets a query see, bool [B, 1, queries, keys]."""
+        case, row, key = self.case, self.position, self.key
+        of_prefix = row < self.prefix
+        seen = key < self.seen
+        if case.causal:
+            seen = seen & ((key <= row) | of_prefix)
+        if case.max_attn_len is not None:
+            back = self._for_window(row) - self._for_window(key)
+            near = back <= case.max_attn_len
+            seen = seen & ((near if case.causal else near & (-back <= case.max_attn_len)) | of_prefix)
+        return (seen | (key == row))[:, None]
+
+    def _for_window(self, row: Tensor) -> Tensor:
+        """The prefix counts as one place before the history, the targets as one behind it."""
+        place = row.minimum(self.seen)
+        return (place - (self.prefix - 1).clamp(min=0)).clamp(min=0)
+
+
+def _places(lengths: list[int], rows: int) -> Tensor:
+    """Where each jagged row stands among `rows` padded ones a sequence."""
+    import torch
+
+    parts = [torch.arange(length) + number * rows for number, length in enumerate(lengths)]
+    return torch.cat(parts)

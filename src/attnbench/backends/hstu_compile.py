@@ -1,0 +1,27 @@
+"""``hstu-compile``: `hstu-eager` under torch.compile, which fuses what lies between the two products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attnbench.backends.base import Launch
+from attnbench.backends.compiled import compiled_alone
+from attnbench.backends.hstu import HstuBackend, Operands
+from attnbench.backends.hstu_eager import dense_attention
+
+
+class HstuCompile(HstuBackend):
+    """The scores are still stored whole."""
+
+    name = "hstu-compile"
+    title = "HSTU, torch.compile"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    compiles = True
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Jagged tensors; the first call compiles."""
+        yield Operands(case, inputs).launch(compiled_alone(dense_attention(case, inputs)))

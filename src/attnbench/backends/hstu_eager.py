@@ -1,0 +1,48 @@
+"""``hstu-eager``: HSTU attention as one writes it in PyTorch, on padded sequences, step by step.
+
+The scores of all sequences are kept whole, [B, H, N, N]: this is what fused kernels are compared with,
+and what runs out of memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch
+from attnbench.backends.hstu import HstuBackend, Operands, Padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HstuEager(HstuBackend):
+    """Unfused; padding and unpadding are part of the call."""
+
+    name = "hstu-eager"
+    title = "HSTU in PyTorch"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Jagged tensors; the mask is made once."""
+        yield Operands(case, inputs).launch(dense_attention(case, inputs))
+
+
+def dense_attention(case: Any, inputs: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The dense function ``fn(q, k, v) -> out`` of jagged tensors, for one case."""
+    import torch
+
+    padded = Padded(case, inputs)
+    hidden = ~padded.visible()
+    alpha, scaling = case.alpha, case.scaling_seqlen
+    silu = torch.nn.functional.silu
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = padded.pad(q, queries=True) @ padded.pad(k).mT * alpha
+        weights = silu(scores).masked_fill(hidden, 0.0)
+        return padded.jagged(weights @ padded.pad(v) / scaling)
+
+    return attend
