@@ -52,7 +52,7 @@ def _figure(table: Table, inks: Inks) -> Figure:
         title=f"Time, {table.case_id}" if len(rows) == 1 else f"Time, {table.case_id}: {fastest} first",
         alt=alt,
         case_id=table.case_id,
-        spec=filled(spec, {"rows": rows}, height={"step": STEP}),
+        spec=filled(spec, {"rows": rows}),
     )
 
 
@@ -94,7 +94,7 @@ def _definition(unit: str, wide: bool) -> Spec:
                alt.Tooltip("n:Q", title="samples")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)))
+    return finished(alt.layer(samples, interval, point, figures_at_the_right(base))) | {"height": {"step": STEP}}
 
 
 CHART = Chart(rank=10, draw=draw)

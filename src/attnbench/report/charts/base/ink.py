@@ -17,9 +17,13 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down"
 DASHES = ((1, 0), (6, 2), (2, 2))
 "By turns of the colours: the first eight backends have plain lines."
 
+PLAIN = "#8c959f"
+"For what is no backend's, on light and dark alike."
+
 PAPER = {
-    "light": {"text": "#1f2328", "quiet": "#59636e", "grid": "#e3e7eb", "page": "#ffffff"},
-    "dark": {"text": "#e6edf3", "quiet": "#9aa4af", "grid": "#30363d", "page": "#0d1117"},
+    "page": {"text": "currentColor", "quiet": "currentColor", "grid": "currentColor"},
+    "light": {"text": "#1f2328", "quiet": "#59636e", "grid": "#e3e7eb"},
+    "dark": {"text": "#e6edf3", "quiet": "#9aa4af", "grid": "#30363d"},
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
@@ -56,9 +60,15 @@ class Inks:
 
 
 def config(mode: str, font: str = FONT) -> dict[str, Any]:
-    """Vega-Lite's config for a ``light`` or ``dark`` page: what a spec of ours leaves to the page."""
+    """Vega-Lite's config: the letters and lines that a spec of ours leaves to where it is shown.
+
+    Args:
+        mode: ``light`` or ``dark``; or ``page``, whose SVG takes the colour of the text around it.
+        font: CSS families.
+    """
     paper = PAPER[mode]
     text, quiet, grid = paper["text"], paper["quiet"], paper["grid"]
+    soft, faint = (0.7, 0.15) if mode == "page" else (1.0, 1.0)
     return {
         "background": "transparent",
         "font": font,
@@ -66,18 +76,15 @@ def config(mode: str, font: str = FONT) -> dict[str, Any]:
         "axis": {
             "labelColor": text, "titleColor": quiet, "titleFontWeight": "normal", "titleFontSize": 12,
             "labelFontSize": 12, "gridColor": grid, "domainColor": grid, "tickColor": grid, "titlePadding": 8,
-            "labelLimit": 190, "labelFontWeight": "normal",
+            "gridOpacity": faint, "domainOpacity": faint, "tickOpacity": faint, "titleOpacity": soft,
+            "labelLimit": 190, "labelSeparation": 6,
         },
         "title": {"color": text, "subtitleColor": quiet, "anchor": "start", "fontSize": 14, "subtitleFontSize": 12,
                   "fontWeight": 600, "offset": 12, "frame": "group"},
         "text": {"color": text, "fontSize": 12},
-        "rule": {"color": quiet},
         "style": {
-            "label": {"fill": text, "fontSize": 12},
-            "note": {"fill": quiet, "fontSize": 11},
-            "reference": {"stroke": quiet, "strokeWidth": 1},
-            "gap": {"fill": paper["page"], "stroke": paper["page"]},
-            "plainbox": {"fill": grid},
+            "label": {"color": text, "fontSize": 12},
+            "note": {"color": quiet, "fontSize": 11, "fillOpacity": soft},
         },
     }  # fmt: skip
 

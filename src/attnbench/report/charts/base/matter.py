@@ -30,10 +30,13 @@ class Table:
     "what its figures' names end in, where a case was measured in several ways"
 
     @cached_property
-    def tied(self) -> Tie | None:
-        """The fastest and those that the samples do not show slower; None for a clear winner."""
+    def tied(self) -> tuple[str, ...] | None:
+        """Backends that the samples do not show slower than the first; None where nobody was compared."""
+        if len(self.records) < 2:
+            return None
         measured = [record for members in self.processes.values() for record in members]
-        return tie(measured) if self.replicated else _tie(measured)
+        found = tie(measured) if self.replicated else _tie(measured)
+        return () if found is None else found[1]
 
 
 class Matter:

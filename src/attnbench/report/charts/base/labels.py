@@ -1,0 +1,130 @@
+"""Names beside what they name, none over another: places in pixels, found before anything is drawn.
+
+The height of a plot is known, its width is not: places found for a narrow one hold in a wider one,
+where what stood apart stands further apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NARROW = 360.0
+"Pixels of the narrowest plot that labels are placed for."
+LETTER = 6.6
+"Pixels of an average letter at 12 px."
+LINE = 13.0
+"Pixels from one line of text to the next."
+BESIDE = 9.0
+"Pixels from a sign to its name."
+LONGEST = 28
+"Letters of a name that are shown."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a name stands, in pixels from the sign it belongs to; ``align`` left is right of the sign."""
+
+    dx: float
+    dy: float
+    align: str
+
+
+Box = tuple[float, float, float, float]
+"Left, top, right, bottom."
+
+_CHOICES = [Place(BESIDE, 0.0, "left"), Place(-BESIDE, 0.0, "right")]
+_CHOICES += [Place(3.0 if align == "left" else -3.0, sign * (LINE * step + 5.0), align)
+             for step in range(1, 13) for sign in (-1, 1) for align in ("left", "right")]  # fmt: skip
+
+
+def scaled(values: Sequence[float], pixels: float, log: bool) -> list[float]:
+    """Pixels of `values` along an axis that they fill."""
+    there = [math.log(value) if log else value for value in values]
+    low, high = min(there), max(there)
+    return [pixels / 2 if high == low else pixels * (value - low) / (high - low) for value in there]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """`wanted` heights moved apart until `gap` lies between neighbours, as little as need be.
+
+    Args:
+        wanted: pixels, in any order; kept in their order.
+        gap: what lies between two at least, less where they do not all fit.
+        low: no height below this.
+        high: none above.
+    """
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    clusters: list[list[int]] = []
+
+    def span(cluster: Sequence[int]) -> tuple[float, float]:
+        half = gap * (len(cluster) - 1) / 2
+        middle = sum(wanted[place] for place in cluster) / len(cluster)
+        middle = min(max(middle, low + half), high - half)
+        return middle - half, middle + half
+
+    for place in order:
+        clusters.append([place])
+        while len(clusters) > 1 and span(clusters[-2])[1] + gap > span(clusters[-1])[0] + 1e-9:
+            last = clusters.pop()
+            clusters[-1] += last
+    found = [0.0] * len(wanted)
+    for cluster in clusters:
+        first = span(cluster)[0]
+        for number, place in enumerate(cluster):
+            found[place] = first + gap * number
+    return found
+
+
+def around(x: Sequence[float], y: Sequence[float], names: Sequence[str], height: float) -> list[Place]:
+    """A place for the name of each point of a scatter: beside it, else above or below on a stalk.
+
+    Args:
+        x: pixels from the left, in a plot of width `NARROW`.
+        y: pixels from the top.
+        names: one a point; as drawn.
+        height: of the plot.
+    """
+    taken: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in zip(x, y, strict=True)]
+    found = [Place(BESIDE, 0.0, "left")] * len(names)
+    # From the right: a stalk then finds the names right of it standing, and its own above them.
+    for own in sorted(range(len(names)), key=lambda place: (-x[place], y[place])):
+        size = LETTER * len(names[own])
+        others = [box for place, box in enumerate(taken) if place != own]
+        best, least = _CHOICES[0], math.inf
+        for choice in _CHOICES:
+            if abs(choice.dy) > least:
+                break  # the nearest come first, and none costs less than its distance
+            if not choice.dy or LINE / 2 < y[own] + choice.dy < height - LINE / 2:
+                cost = _cost(choice, x[own], y[own], size, others)
+                best, least = (choice, cost) if cost < least else (best, least)
+        found[own] = best
+        taken += _boxes(best, x[own], y[own], size)
+    return found
+
+
+def _boxes(choice: Place, x: float, y: float, size: float) -> list[Box]:
+    """The name, and the stalk where there is one."""
+    left = x + choice.dx if choice.align == "left" else x + choice.dx - size
+    name = (left, y + choice.dy - LINE / 2, left + size, y + choice.dy + LINE / 2)
+    if not choice.dy:
+        return [name]
+    ends = sorted((y + choice.dy, y + math.copysign(6.0, choice.dy)))
+    return [name, (x - 1, ends[0], x + 1, ends[1])]
+
+
+def _cost(choice: Place, x: float, y: float, size: float, taken: Sequence[Box]) -> float:
+    own = _boxes(choice, x, y, size)
+    hits = sum(left < c and a < right and top < d and b < bottom for left, top, right, bottom in own
+               for a, b, c, d in taken)  # fmt: skip
+    outside = max(0.0, -own[0][0]) + max(0.0, own[0][2] - NARROW - 90.0)
+    return 1000.0 * hits + 20.0 * outside + abs(choice.dy) + (6.0 if choice.align == "right" else 0.0)
+
+
+def shortened(name: str, longest: int = LONGEST) -> str:
+    """`name`, with an ellipsis where it is longer than a chart has room for."""
+    return name if len(name) <= longest else name[:longest - 1] + "…"
+
+

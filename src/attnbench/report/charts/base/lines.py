@@ -1,0 +1,154 @@
+"""One quantity over another, a line a backend, each named at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from attnbench.record import Record
+from attnbench.report.charts.base.figure import Spec, filled, row, short
+from attnbench.report.charts.base.ink import Inks
+from attnbench.report.charts.base.labels import LINE, scaled, shortened, spread
+from attnbench.report.charts.base.matter import Table
+from attnbench.report.charts.base.strips import colour, finished, shape
+
+HEIGHT = 320.0
+WIDE = 4.0
+"Highest over lowest from which an axis that may be logarithmic is."
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What stands on an axis."""
+
+    column: str
+    "of `store.rows`"
+    short: str
+    "in a file's name: time_ms, tflops"
+    title: str
+    "in words"
+    unit: str
+    "empty for a plain number"
+    of: Callable[[Table, Record], Any]
+    may_log: bool = True
+    "false where the distance from zero is the point"
+
+    @property
+    def axis_title(self) -> str:
+        """Title with unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One record in a chart of lines."""
+
+    line: str
+    x: Any
+    y: float
+    record: Record
+
+
+def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[[Record], str]) -> list[Point]:
+    """All records of which both are known."""
+    found = []
+    for table in tables:
+        for record in table.records:
+            over, value = x.of(table, record), y.of(table, record)
+            if over is not None and is_number(value) and math.isfinite(value):
+                found.append(Point(line(record), over, float(value), record))
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """A number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def lines(points: Sequence[Point], x: Quantity, y: Quantity, inks: Inks, following: str = "") -> Spec:
+    """The chart of some points.
+
+    Args:
+        points: at least one; not numbers on x are drawn side by side.
+        x: what they are over.
+        y: what is drawn.
+        inks: of the page.
+        following: what goes with x, for its title.
+    """
+    places = list(dict.fromkeys(point.x for point in points))
+    numeric = all(is_number(place) for place in places)
+    values = [point.y for point in points]
+    log = y.may_log and min(values) > 0 and max(values) > WIDE * min(values)
+    names = list(dict.fromkeys(point.line for point in points))
+    height = max(HEIGHT, (LINE + 1) * len(names))
+    low, high = (min(values) / 1.15, max(values) * 1.15) if log else (min(0.0, *values), max(0.0, *values) * 1.08)
+    if numeric:
+        points = sorted(points, key=lambda point: point.x)
+    ends = _ends(points, names, low, high, height, log, inks)
+    rows = [row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), c=inks.of(point.line).colour,
+                g=inks.of(point.line).shape, d=list(inks.of(point.line).dash)) for point in points]  # fmt: skip
+    ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
+    spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
+    over = x.axis_title + (f" ({following})" if following else "")
+    levels = steps(low, high) if log else None
+    spec = _definition(over, y.axis_title, ticks, levels, numeric, spread_out)
+    room = [{"m": short(low)}, {"m": short(high)}]
+    return filled(spec, {"rows": rows, "ends": ends, "room": room}, height=height)
+
+
+def steps(low: float, high: float) -> tuple[float, ...]:
+    """Where a logarithmic axis from `low` to `high` has its lines: at 1, 2 and 5, or 1 alone over many decades."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if len(decades) < 6 else (1,)
+    return tuple(value for decade in decades for digit in digits
+                 if low <= (value := float(f"{digit}e{decade}")) <= high)  # fmt: skip
+
+
+def _ends(
+    points: Sequence[Point], names: Sequence[str], low: float, high: float, height: float, log: bool, inks: Inks
+) -> list[dict[str, Any]]:
+    """The last point of each line, and where at the right edge its name stands."""
+    last = {point.line: point for point in points}
+    heights = scaled([low, high, *(last[name].y for name in names)], height, log)[2:]
+    found = []
+    for name, at in zip(names, spread(heights, LINE, LINE / 2, height - LINE / 2), strict=True):
+        share = at / height
+        level = low * (high / low) ** share if log else low + (high - low) * share
+        point = last[name]
+        found.append(row(b=name, n=shortened(name), x=point.x if is_number(point.x) else str(point.x),
+                         m=short(point.y), y=short(level), c=inks.of(name).colour))  # fmt: skip
+    return found
+
+
+@cache
+def _definition(
+    over: str, title: str, ticks: tuple[float, ...] | None, levels: tuple[float, ...] | None, numeric: bool, x_log: bool
+) -> Spec:
+    import altair as alt
+
+    y_scale = alt.Scale(type="log" if levels else "linear", nice=False, zero=not levels)
+    y = alt.Y("m:Q").scale(y_scale).title(title)
+    if levels:
+        y = y.axis(alt.Axis(values=list(levels)))
+    if numeric:
+        axis = alt.Axis(grid=False, format="d", values=list(ticks)) if ticks else alt.Axis(grid=False)
+        x = alt.X("x:Q").scale(alt.Scale(type="log" if x_log else "linear", nice=False, zero=False, padding=16))
+        x = x.axis(axis).title(over)
+    else:
+        x = alt.X("x:N").sort(None).scale(alt.Scale(type="point", padding=0.3)).axis(alt.Axis(labelAngle=0)).title(over)
+    base = alt.Chart(alt.NamedData(name="rows")).encode(x=x, y=y)
+    ends = alt.Chart(alt.NamedData(name="ends"))
+    dash = alt.StrokeDash("d:N").scale(None).legend(None)
+    drawn = [base.mark_line(strokeWidth=2).encode(detail="b:N", color=colour(), strokeDash=dash)] if numeric else []
+    tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("x", type="quantitative" if numeric else "nominal",
+               title=over), alt.Tooltip("m:Q", title=title)]  # fmt: skip
+    signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
+    stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
+        x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())
+    names = ends.mark_text(style="label", align="left", baseline="middle", dx=5).encode(
+        x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N")
+    room = alt.Chart(alt.NamedData(name="room")).mark_point(opacity=0).encode(y=y)
+    return finished(alt.layer(room, stalks, *drawn, signs, names))

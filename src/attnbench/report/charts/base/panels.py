@@ -1,0 +1,104 @@
+"""Which cases make one line over an axis: those that differ in nothing else, or in what follows it.
+
+A suite that keeps the number of tokens has another batch at each length: the batch then goes with
+the length, and the chart says so, instead of lines of one point each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.report.charts.base.figure import slug
+from attnbench.report.charts.base.matter import Table
+
+LENGTH = "seqlen"
+ALWAYS_SAID = "causal"
+"In the name of every file, whether it differs or not: the older scripts' names have it."
+GLADLY = ("seqlen_k", "scaling_seqlen", "batch")
+"Axes that usually go with the length: tried first."
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Tables of one chart over an axis."""
+
+    tables: Sequence[Table]
+    fixed: Mapping[str, Any]
+    "axes that differ within the run but not in here"
+    following: Mapping[str, Sequence[Any]]
+    "axes that change with the chart's own, with their values in its order"
+
+    @property
+    def words(self) -> str:
+        """What of the shape this chart is of: ``causal, headdim 128``; empty where all cases share it."""
+        return ", ".join(axis_words(name, value) for name, value in self.fixed.items())
+
+    @property
+    def ending(self) -> str:
+        """End of its file's name: ``_causal_true``, then what else differs within the run."""
+        causal = self.tables[0].case.get(ALWAYS_SAID)
+        parts = [] if causal is None else [f"_{ALWAYS_SAID}_{slug(causal)}"]
+        parts += [f"_{slug(name)}{slug(value)}" for name, value in self.fixed.items() if name != ALWAYS_SAID]
+        return "".join(parts)
+
+
+def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) -> list[Panel]:
+    """Sort tables into charts over `axis`, in the order of the run.
+
+    Args:
+        tables: of one workload, measured the same way.
+        axis: field of the case; None where the chart is over something measured.
+        keep: axes that never follow.
+    """
+    varying = differing(tables)
+    key = [name for name in varying if name != axis]
+    following = []
+    for name in sorted(key, key=lambda one: (GLADLY.index(one) if one in GLADLY else len(GLADLY))):
+        if name in keep or not all(_is_number(table.case.get(name)) for table in tables):
+            continue
+        fewer = [one for one in key if one != name]
+        if axis is not None and len({_key(table, [*fewer, axis]) for table in tables}) == len(tables):
+            key, following = fewer, [*following, name]
+    groups: dict[tuple[str, ...], list[Table]] = {}
+    for table in tables:
+        groups.setdefault(_key(table, key), []).append(table)
+    return [_panel(members, key, following, axis) for members in groups.values()]
+
+
+def differing(tables: Sequence[Table]) -> list[str]:
+    """Axes of which the cases have several values, without those that equal an earlier one in every case."""
+    columns: dict[tuple[tuple[str, ...], ...], str] = {}
+    for name in dict.fromkeys(name for table in tables for name in table.case):
+        columns.setdefault(tuple(_key(table, [name]) for table in tables), name)
+    return [name for values, name in columns.items() if len(set(values)) > 1]
+
+
+def axis_words(name: str, value: Any) -> str:
+    """A value of an axis as it is read: causal, not causal, headdim 128, bf16."""
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return str(value) if name in ("dtype", "mode") else f"{name} {value}"
+
+
+def _panel(members: list[Table], key: Sequence[str], following: Sequence[str], axis: str | None) -> Panel:
+    if axis is not None and all(_is_number(table.case.get(axis)) for table in members):
+        members = sorted(members, key=lambda table: table.case[axis])
+    # The equal length of the keys is no news beside that of the queries.
+    told = [name for name in following if any(table.case.get(name) != table.case.get(axis or "") for table in members)]
+    return Panel(
+        tables=members,
+        fixed={name: members[0].case.get(name) for name in key},
+        following={name: values for name in told
+                   if len(set(values := [table.case.get(name) for table in members])) > 1},
+    )  # fmt: skip
+
+
+def _key(table: Table, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(json.dumps(table.case.get(name), sort_keys=True, default=str) for name in names)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

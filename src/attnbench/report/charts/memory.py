@@ -1,0 +1,62 @@
+"""Peak memory of each backend on one case: what its launch allocated, measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from attnbench.record import Record
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.ink import Inks
+from attnbench.report.charts.base.matter import Matter, Table
+from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished
+from attnbench.store.block import backend_name
+from attnbench.store.figures import plain
+
+GIB = 1024.0
+"MiB"
+
+
+def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+    """A figure a case of which a peak is known, in the order of the times."""
+    for table in matter.tables:
+        peaks = {backend_name(record): peak for record in table.records if (peak := _peak(record)) is not None}
+        if peaks:
+            yield _figure(table, peaks, inks)
+
+
+def _peak(record: Record) -> float | None:
+    return record.memory.peak_allocated_mb if record.memory else None
+
+
+def _figure(table: Table, peaks: dict[str, float], inks: Inks) -> Figure:
+    unit, size = ("GiB", GIB) if min(peaks.values()) >= 10 * GIB else ("MiB", 1.0)
+    rows: list[dict[str, Any]] = [
+        row(b=name, c=inks.of(name).colour, m=short(peak / size), t=f"{plain(peak / size)} {unit}")
+        for name, peak in peaks.items()
+    ]
+    alt = f"Peak memory on {table.case_id}: " + ", ".join(f"{one['b']} {one['t']}" for one in rows) + "."
+    return Figure(
+        name=f"memory-{slug(table.case_id)}{table.mark}",
+        kind="memory",
+        title=f"Peak memory, {table.case_id}",
+        alt=alt,
+        case_id=table.case_id,
+        spec=filled(_definition(unit), {"rows": rows}),
+    )
+
+
+@cache
+def _definition(unit: str) -> Spec:
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
+    tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title="peak memory")]
+    title = f"peak memory allocated, {unit} (inputs and outputs in, harness out)"
+    x = alt.X("m:Q").axis(alt.Axis(tickCount=6)).title(title)
+    bars = base.mark_bar(height=12, cornerRadiusEnd=2).encode(x=x, color=colour(), tooltip=tooltip)
+    return finished(alt.layer(bars, figures_at_the_right(base))) | {"height": {"step": STEP}}
+
+
+CHART = Chart(rank=13, draw=draw)

@@ -1,0 +1,194 @@
+"""Rooflines: how near each backend comes to what the machine can do at the case's intensity.
+
+One for each case, with every backend, and one of the whole run, with the fastest of each case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from attnbench.record import Record
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.ink import PLAIN, Inks
+from attnbench.report.charts.base.labels import LINE, NARROW, around, scaled, shortened, spread
+from attnbench.report.charts.base.matter import Matter, Table
+from attnbench.report.charts.base.roofs import Roof, intensity, measured, promised, promised_at
+from attnbench.report.charts.base.strips import colour, finished, shape
+from attnbench.store.block import backend_name
+from attnbench.store.figures import plain
+
+HEIGHT = 320.0
+ABOVE = 14.0
+"Pixels between two roofs in which the words of the lower one fit."
+MEASURED, PROMISED = "measured", "data sheet"
+DASH = {MEASURED: [1, 0], PROMISED: [5, 4]}
+
+
+def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+    """Figures where a rate and a ceiling are known."""
+    for number, (words, tables) in enumerate(_alike(matter)):
+        best = [table.records[0] for table in tables if _is_drawn(table.records[0])]
+        if len({intensity(record) for record in best}) > 1:
+            everybody = [record for table in tables for record in table.records]
+            yield from _figure(best, everybody, inks, f"roofline{f'-{number + 1}' if number else ''}",
+                               f"Roofline, the fastest of each case{words}", None)  # fmt: skip
+    for table in matter.tables:
+        yield from _figure([record for record in table.records if _is_drawn(record)], table.records, inks,
+                           f"roofline-{slug(table.case_id)}{table.mark}", f"Roofline, {table.case_id}",
+                           table.case_id)  # fmt: skip
+
+
+def _alike(matter: Matter) -> list[tuple[str, list[Table]]]:
+    """Tables under one roof: of one machine, way of measuring and dtype, and what tells them from others."""
+    found: list[tuple[str, list[Table]]] = []
+    for tables in matter.by_conditions():
+        dtypes = dict.fromkeys(str(table.case.get("dtype")) for table in tables)
+        for dtype in dtypes:
+            found.append((f", {dtype}" if len(dtypes) > 1 else "",
+                          [table for table in tables if str(table.case.get("dtype")) == dtype]))  # fmt: skip
+    return found
+
+
+def _is_drawn(record: Record) -> bool:
+    return intensity(record) is not None and record.rate is not None and bool(record.rate.tflops)
+
+
+def _figure(
+    drawn: Sequence[Record], everybody: Sequence[Record], inks: Inks, name: str, title: str, case_id: str | None
+) -> Iterable[Figure]:
+    roofs = {MEASURED: measured(everybody), PROMISED: promised(everybody)}
+    marks = {place: roof for record in drawn if (place := intensity(record)) and (roof := promised_at(record))}
+    if not drawn or not (any(roof.flat or roof.slope for roof in roofs.values()) or marks):
+        return
+    points = [_point(record, inks) for record in drawn]
+    xs = [one["x"] for one in points] + [roof.ridge for roof in roofs.values() if roof.ridge]
+    low, high = min(xs) / 3, max(xs) * 3
+    lines = {kind: roof.line(low, high) for kind, roof in roofs.items()}
+    ys = [one["m"] for one in points] + [one["e"] for one in points if "e" in one]
+    bottom, top = min(ys) / 1.6, 1.7 * max([*ys, *marks.values(), *(y for line in lines.values() for _, y in line)])
+    if case_id is not None:
+        _name_column(points, bottom, top, (high / low) ** 0.035)
+    else:
+        _name_around(points, (low, high), (bottom, top))
+    corners = [{"k": kind, "x": short(x), "m": short(y), "d": DASH[kind]}
+               for kind, line in lines.items() for x, y in line]  # fmt: skip
+    if not lines[PROMISED]:
+        corners += [{"k": f"{place}", "x": short(place * side), "m": short(roof), "d": DASH[PROMISED]}
+                    for place, roof in marks.items() for side in (0.8, 1.25)]  # fmt: skip
+    room = [{"x": short(x), "m": short(y)} for x in (low, high) for y in (bottom, top)]
+    data = {"rows": points, "roofs": corners, "said": _said(roofs, marks, high, top / bottom), "room": room}
+    told = "; ".join(f"{one['b']} {one['t']}" for one in points)
+    yield Figure(
+        name=name, kind="roofline", title=title, case_id=case_id,
+        alt=f"Useful TFLOP/s over FLOP per byte under {_words(roofs, marks)}: {told}.",
+        spec=filled(_definition(any("e" in one for one in points)), data),
+    )  # fmt: skip
+
+
+def _point(record: Record, inks: Inks) -> dict[str, Any]:
+    place, rate, ink = intensity(record), record.rate, inks.of(backend_name(record))
+    assert place is not None and rate is not None and rate.tflops is not None  # noqa: PT018 - `_is_drawn`
+    executed = record.work.executed_flops if record.work else None
+    if rate.executed_tflops is None or not executed or record.work is None or executed == record.work.flops:
+        executed = None
+    share = f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
+    return row(
+        b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=ink.colour, g=ink.shape,
+        x=short(place), m=short(rate.tflops), t=f"{plain(rate.tflops)} TFLOP/s{share}",
+        e=short(rate.executed_tflops) if executed and record.work else None,
+        f=short(executed / record.work.bytes) if executed and record.work else None,
+    )  # fmt: skip
+
+
+def _name_column(points: Sequence[dict[str, Any]], bottom: float, top: float, aside: float) -> None:
+    """Names of one case: in a column right of the signs, each at the end of a stalk."""
+    heights = scaled([bottom, top, *(one["m"] for one in points)], HEIGHT, log=True)[2:]
+    for one, at in zip(points, spread(heights, LINE, LINE, HEIGHT - LINE), strict=True):
+        one |= {"X": short(one["x"] * aside), "y": short(bottom * (top / bottom) ** (at / HEIGHT)), "dx": 3,
+                "a": "left"}  # fmt: skip
+
+
+def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
+    """Names of many cases: each backend once, at its lowest, where the roofs and their words are far."""
+    named = list({one["b"]: one for one in sorted(points, key=lambda one: -one["m"])}.values())
+    for one in points:
+        if not any(one is other for other in named):
+            del one["n"]
+    x = scaled([*across, *(one["x"] for one in named)], NARROW, log=True)[2:]
+    heights = scaled([*up, *(one["m"] for one in named)], HEIGHT, log=True)[2:]
+    places = around(x, [HEIGHT - height for height in heights], [one["n"] for one in named], HEIGHT)
+    for one, place in zip(named, places, strict=True):
+        one |= {"X": one["x"], "y": short(one["m"] * (up[1] / up[0]) ** (-place.dy / HEIGHT)), "dx": place.dx,
+                "a": place.align}  # fmt: skip
+
+
+def _said(roofs: dict[str, Roof], marks: dict[float, float], high: float, decades: float) -> list[dict[str, Any]]:
+    """What is written on the roofs, at their right ends."""
+    found, flats = [], [roof.flat for roof in roofs.values() if roof.flat]
+    apart = len(flats) < 2 or HEIGHT * math.log(max(flats) / min(flats)) / math.log(decades) > ABOVE
+    for kind, roof in roofs.items():
+        end = roof.line(high, high)
+        if end:
+            lower = not apart and roof.flat == min(flats)
+            found.append({"x": short(high), "m": short(end[-1][1]), "n": _bounds(kind, roof), "a": "right",
+                          "l": "top" if lower else "bottom"})  # fmt: skip
+    if not roofs[PROMISED].flat and not roofs[PROMISED].slope and marks:
+        place, roof_at = max(marks.items())
+        found.append({"x": short(place), "m": short(roof_at), "n": f"{PROMISED}: {plain(roof_at)} TFLOP/s here",
+                      "a": "center", "l": "bottom"})  # fmt: skip
+    return found
+
+
+def _bounds(kind: str, roof: Roof) -> str:
+    flat, slope = (" matmul", " copy") if kind == MEASURED else ("", "")
+    parts = ([f"{plain(roof.flat)} TFLOP/s{flat}"] if roof.flat else []) + (
+        [f"{plain(roof.slope)} TB/s{slope}"] if roof.slope else [])
+    return f"{kind}: {', '.join(parts)}"
+
+
+def _words(roofs: dict[str, Roof], marks: dict[float, float]) -> str:
+    parts = [_bounds(kind, roof) for kind, roof in roofs.items() if roof.flat or roof.slope]
+    return "; ".join(parts) or f"{PROMISED}: {plain(max(marks.values()))} TFLOP/s"
+
+
+@cache
+def _definition(with_executed: bool) -> Spec:
+    import altair as alt
+
+    x_scale = alt.Scale(type="log", nice=False)
+    y_scale = alt.Scale(type="log", nice=False)
+    title = "TFLOP/s (filled: useful work; hollow: executed)" if with_executed else "useful work, TFLOP/s"
+    x = alt.X("x:Q").scale(x_scale).axis(alt.Axis(tickCount=6)).title("arithmetic intensity, useful FLOP/byte")
+    y = alt.Y("m:Q").scale(y_scale).axis(alt.Axis(tickCount=6)).title(title)
+    points, roofs, said, room = (alt.Chart(alt.NamedData(name=name)) for name in ("rows", "roofs", "said", "room"))
+    tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("i:N", title="case"), alt.Tooltip("t:N", title="rate"),
+               alt.Tooltip("x:Q", title="FLOP/byte")]  # fmt: skip
+    dash = alt.StrokeDash("d:N").scale(None).legend(None)
+    words = said.mark_text(style="note", align=alt.expr("datum.a"), baseline=alt.expr("datum.l"), dx=0,
+                           dy=alt.expr("datum.l == 'top' ? 5 : -4")).encode(x=x, y=y, text="n:N")  # fmt: skip
+    layers = [
+        room.mark_point(opacity=0).encode(x=x, y=y),
+        roofs.mark_line(color=PLAIN, strokeWidth=1.5).encode(x=x, y=y, detail="k:N", strokeDash=dash),
+        words,
+        points.transform_filter("isValid(datum.y)").mark_rule(strokeWidth=1, opacity=0.6).encode(
+            x=x, y=y, x2="X:Q", y2="y:Q", color=colour()),
+        points.mark_point(filled=True, size=64, opacity=1).encode(x=x, y=y, color=colour(), shape=shape(),
+                                                                 tooltip=tooltip),
+        points.transform_filter("isValid(datum.y)").mark_text(
+            style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")
+        ).encode(x=alt.X("X:Q").scale(x_scale), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N"),
+    ]  # fmt: skip
+    if with_executed:
+        both = points.transform_filter("isValid(datum.e)")
+        layers[3:3] = [
+            both.mark_rule(opacity=0.6).encode(x=x, y=y, x2="f:Q", y2="e:Q", color=colour()),
+            both.mark_point(filled=False, size=64, strokeWidth=1.5).encode(
+                x=alt.X("f:Q").scale(x_scale), y=alt.Y("e:Q").scale(y_scale), color=colour(), shape=shape()),
+        ]  # fmt: skip
+    return finished(alt.layer(*layers)) | {"height": HEIGHT}
+
+
+CHART = Chart(rank=3, draw=draw)

@@ -1,0 +1,115 @@
+"""The winner per shape as a map: who is fastest, by how much, and where nobody can be said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
+from attnbench.report.charts.base.ink import PLAIN, Inks
+from attnbench.report.charts.base.matter import Matter, Table
+from attnbench.report.charts.base.panels import LENGTH, differing, panels
+from attnbench.report.charts.base.strips import finished
+from attnbench.store.block import backend_name
+
+CELL = 44
+"Pixels of a row of cells."
+NOBODY = "no clear winner"
+
+
+def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+    """A map for each workload and way of measuring with at least two shapes that somebody could win."""
+    parts = matter.by_conditions()
+    for number, tables in enumerate(parts):
+        contests = [table for table in tables if len(table.records) > 1]
+        if len(contests) > 1:
+            conditions = contests[0].conditions.words() if len(parts) > 1 else []
+            yield _figure(contests, inks, f"-{number + 1}" if number else "", conditions)
+
+
+def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence[str]) -> Figure:
+    across = _across(tables)
+    cells, following = [], set()
+    for panel in panels(tables, across):
+        following.add("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in panel.following.items()))
+        for table in panel.tables:
+            column = table.case_id if across is None else str(table.case.get(across))
+            cells.append(_cell(table, inks) | {"x": column, "y": panel.words or "all"})
+    columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(tables, across, text))
+    title = "sequence length" if across == LENGTH else across or "case"
+    if len(following) == 1 and (goes_with := following.pop()):
+        title += f" ({goes_with})"
+    clear = [cell for cell in cells if "c" in cell]
+    wins: dict[str, int] = {}
+    for cell in clear:
+        wins[cell["b"]] = wins.get(cell["b"], 0) + 1
+    told = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
+    unclear = len(cells) - len(clear)
+    words = ", ".join(filter(None, (told, f"{unclear} without a clear winner" if unclear else "")))
+    return Figure(
+        name=f"winner{mark}",
+        kind="winner",
+        title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
+        alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
+        spec=filled(_definition(title, tuple(columns)), {"cells": cells}),
+    )
+
+
+def _across(tables: Sequence[Table]) -> str | None:
+    """The axis from left to right: the length, else the number that has most values."""
+    varying = differing(tables)
+    if LENGTH in varying:
+        return LENGTH
+    values = {name: {table.case.get(name) for table in tables} for name in varying
+              if all(isinstance(table.case.get(name), int | float | str) for table in tables)}  # fmt: skip
+    return max(values, key=lambda name: len(values[name]), default=None)
+
+
+def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[float, int]:
+    values = [table.case_id if across is None else table.case.get(across) for table in tables]
+    place = next(place for place, value in enumerate(values) if str(value) == text)
+    value = values[place]
+    return (float(value), 0) if isinstance(value, int | float) else (0.0, place)
+
+
+def _cell(table: Table, inks: Inks) -> dict[str, Any]:
+    """Colour and words of one shape; without a clear winner it has no colour."""
+    first, second = table.records[:2]
+    name = backend_name(first)
+    times = [record.time.median_ms or 0.0 for record in (first, second) if record.time]
+    lead = f"{times[1] / times[0]:.2f}x" if times[0] else ""
+    if table.tied:
+        shown = [backend_name(record) for record in table.records if record.backend in table.tied]
+        return row(b=NOBODY, n=NOBODY, t=f"{name} or {', '.join(shown)}", l=" / ".join((name, *shown)), k="")
+    ink = inks.of(name)
+    return row(b=name, n=name, c=ink.colour, i=ink.on_it, l=lead, k=table.case_id,
+               t=f"{name}, {lead} as fast as {backend_name(second)}")  # fmt: skip
+
+
+@cache
+def _definition(title: str, columns: tuple[str, ...]) -> Spec:
+    import altair as alt
+
+    x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0)).title(title)
+    x = x.axis(alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False, grid=False))
+    y = alt.Y("y:N").sort(None).scale(alt.Scale(paddingInner=0.07, paddingOuter=0)).title(None)
+    y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8))
+    base = alt.Chart(alt.NamedData(name="cells")).encode(x=x, y=y)
+    tooltip = [alt.Tooltip("y:N", title="shape"), alt.Tooltip("x:N", title=title),
+               alt.Tooltip("t:N", title="fastest")]  # fmt: skip
+    won, open_ = base.transform_filter("isValid(datum.c)"), base.transform_filter("!isValid(datum.c)")
+    limit = alt.expr("bandwidth('x') - 10")
+    layers = [
+        won.mark_rect(cornerRadius=3).encode(color=alt.Color("c:N").scale(None).legend(None), tooltip=tooltip),
+        open_.mark_rect(cornerRadius=3, fill=PLAIN, fillOpacity=0.18).encode(tooltip=tooltip),
+        won.mark_text(dy=-8, fontWeight=600, limit=limit).encode(
+            text="n:N", color=alt.Color("i:N").scale(None).legend(None)),
+        won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
+        open_.mark_text(dy=-8, limit=limit, style="label").encode(text="n:N"),
+        open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
+    ]
+    return finished(alt.layer(*layers)) | {"height": {"step": CELL}}
+
+
+CHART = Chart(rank=2, draw=draw)
