@@ -312,10 +312,10 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
     strange = sorted(set(data) - set(hints))
     if strange:
         raise RunFileError(f"{where}.{strange[0]}: unknown field; one of {', '.join(hints)}")
-    values = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
-    needed = [f.name for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-              if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    missing = [name for name in needed if name not in values]
+    plain = _plain_fields(cls)  # type: ignore[arg-type]
+    values = {name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
+              for name, item in data.items()}
+    missing = [name for name in _needed(cls) if name not in values]  # type: ignore[arg-type]
     if missing:
         raise RunFileError(f"{where}.{missing[0]}: missing field")
     return cls(**values)
@@ -324,6 +324,17 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@cache
+def _plain_fields(cls: type) -> dict[str, frozenset[type]]:
+    return {name: _plain(hint) for name, hint in _hints(cls).items()}
+
+
+@cache
+def _needed(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls)
+                 if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
 
 
 @cache

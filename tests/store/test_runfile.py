@@ -285,6 +285,15 @@ def test_two_thousand_records_of_a_hundred_samples_in_two_seconds_each_way(tmp_p
     assert time.process_time() - written < 2.0
 
 
+def test_statistics_can_be_left_as_the_file_has_them():
+    text = edited(records__0__time__median_ms=99.0)
+    read = runfile.loads(text, statistics=False)
+    assert read.records[0].time.median_ms == 99.0
+    assert read.records[0].time.samples_ms == make_run().records[0].time.samples_ms
+    with pytest.raises(RunFileError, match="samples_ms"):
+        runfile.loads(edited(records__0__time__samples_ms=[-1.0]), statistics=False)
+
+
 def test_default_path_is_fit_for_every_file_system():
     run = make_run(suite="my suites/long context.toml")
     assert runfile.default_path(run, "results") == Path(

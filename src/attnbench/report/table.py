@@ -57,7 +57,7 @@ def _block(block: Block, paper: Paper) -> None:
 
 def _table(block: Block, paper: Paper) -> Table:
     texts = {column.key: [*map(paper.words, _texts(column, block.lines))] for column in block.columns}
-    columns = _fitting(block.columns, texts, paper.width)
+    columns = fitting(block.columns, texts, paper.width)
     table = paper.table()
     for column in columns:
         table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
@@ -77,7 +77,7 @@ def _texts(column: Column, lines: Sequence[Line]) -> list[str]:
     return decimal_aligned(texts) if column.number else texts
 
 
-def _fitting(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[Column]:
+def fitting(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[Column]:
     """The columns that the page has room for; those of the highest rank go first."""
     widths = {column.key: max(map(len, [column.title, *texts[column.key]])) for column in columns}
     kept = list(columns)

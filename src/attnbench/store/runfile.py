@@ -44,8 +44,8 @@ class Writer:
         Raises:
             UsageError: the path cannot be written.
         """
-        self._lines = {id(item): self._lines.get(id(item)) or (item, _line(item)) for item in run.records}
-        write_bytes(self.path, _document(run, [self._lines[id(item)][1] for item in run.records]).encode())
+        self._lines = {id(item): self._lines.get(id(item)) or (item, line(item)) for item in run.records}
+        write_bytes(self.path, document(head(run), [self._lines[id(item)][1] for item in run.records]).encode())
         return self.path
 
 
@@ -60,11 +60,33 @@ def write(run: Run, path: str | Path) -> Path:
 
 def dumps(run: Run) -> str:
     """The text of the run file."""
-    return _document(run, [_line(item) for item in run.records])
+    return document(head(run), [line(item) for item in run.records])
 
 
-def read(path: str | Path) -> Run:
+def head(run: Run) -> str:
+    """What a run file says of the run itself, without its records."""
+    data = record.to_dict(dataclasses.replace(run, records=()))
+    del data["records"]
+    return _open(data)
+
+
+def line(item: Record) -> str:
+    """The line of a record."""
+    return _json(_rounded(record.to_dict(item)))
+
+
+def document(head: str, lines: list[str]) -> str:
+    """A run file from its parts, as `head` and `line` make them."""
+    body = ",\n".join(lines)
+    return f'{{"schema": {SCHEMA},\n"run": {head},\n"records": [\n{body}\n]}}\n'
+
+
+def read(path: str | Path, *, statistics: bool = True) -> Run:
     """Read a run file; statistics are those of the samples, whatever the file says.
+
+    Args:
+        path: of the file.
+        statistics: work them out; False for who takes nothing but samples, status and conditions from the run.
 
     Raises:
         RunFileError: the file is missing, cut short, of a newer schema, or not a run file.
@@ -74,18 +96,18 @@ def read(path: str | Path) -> Run:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         words = getattr(error, "strerror", None) or "is not text in UTF-8"
         raise RunFileError(refusal("run file", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
-    return loads(text, who=str(path))
+    return loads(text, who=str(path), statistics=statistics)
 
 
-def loads(text: str, who: str = "run file") -> Run:
-    """Build a run from the text of a run file; `who` is named in errors."""
+def loads(text: str, who: str = "run file", *, statistics: bool = True) -> Run:
+    """Build a run from the text of a run file; `who` is named in errors, `statistics` as in `read`."""
     data = _parse(text, who)
     try:
         head, records = _envelope(data)
         run = record.from_dict(Run, {**head, "records": records})
         for index, item in enumerate(run.records):
             _check(item, f"records[{index}]")
-        return derive(run)
+        return derive(run) if statistics else run
     except RunFileError as error:
         raise RunFileError(f"{who}: {str(error).removeprefix('run.')}") from None
     except (OverflowError, RecursionError) as error:
@@ -109,13 +131,6 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _document(run: Run, lines: list[str]) -> str:
-    head = record.to_dict(dataclasses.replace(run, records=()))
-    del head["records"]
-    body = ",\n".join(lines)
-    return f'{{"schema": {SCHEMA},\n"run": {_open(head)},\n"records": [\n{body}\n]}}\n'
-
-
 def _open(data: dict[str, Any]) -> str:
     """One field a line; of a list of objects one object a line."""
     fields = []
@@ -124,10 +139,6 @@ def _open(data: dict[str, Any]) -> str:
         text = "[\n    " + ",\n    ".join(map(_json, value)) + "]" if listed else _json(value)
         fields.append(f"{_json(name)}: {text}")
     return "{\n  " + ",\n  ".join(fields) + "}"
-
-
-def _line(item: Record) -> str:
-    return _json(_rounded(record.to_dict(item)))
 
 
 def _json(data: Any) -> str:

@@ -15,26 +15,26 @@ from attnbench.store.exports.base import Exporter
 def render(run: Run) -> bytes:
     """Headings, tables, what was not measured, notes; at the end what the signs mean."""
     page = arrange(run)
-    machines = ["".join(f" · {_plain(word)}" for word in machine_words(item)) for item in run.environments]
-    lines = [f"## {_plain(run.suite)}", "", _plain(run.started) + "".join(machines), ""]
+    machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
+    lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(machines), ""]
     for block in page.blocks:
         lines += _block(block)
     lines += _lost(page.lost)
-    lines += [_plain(LEGEND)] if any(block.lines for block in page.blocks) else []
+    lines += [plain(LEGEND)] if any(block.lines for block in page.blocks) else []
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
 
 def _block(block: Block) -> Iterator[str]:
-    yield from (f"### {_plain(block.title)}", "")
+    yield from (f"### {plain(block.title)}", "")
     if block.conditions and block.conditions.words():
-        yield from (" · ".join(map(_plain, block.conditions.words())), "")
+        yield from (" · ".join(map(plain, block.conditions.words())), "")
     if block.lines:
-        yield _row([_plain(column.title) for column in block.columns])
-        yield _row(["---:" if column.number else ":---" for column in block.columns])
-        yield from (_row([_plain(line.cells.get(column.key, "")) for column in block.columns]) for line in block.lines)
+        yield row([plain(column.title) for column in block.columns])
+        yield row(["---:" if column.number else ":---" for column in block.columns])
+        yield from (row([plain(line.cells.get(column.key, "")) for column in block.columns]) for line in block.lines)
         yield ""
     yield from _lost(block.lost)
-    yield from (f"- {_plain(note)}" for note in (*block.notes, *block.reading))
+    yield from (f"- {plain(note)}" for note in (*block.notes, *block.reading))
     if block.notes or block.reading:
         yield ""
 
@@ -42,16 +42,17 @@ def _block(block: Block) -> Iterator[str]:
 def _lost(lost: Sequence[Lost]) -> Iterator[str]:
     for item in lost:
         where = f" ({item.where})" if item.where else ""
-        yield f"- **{item.status.value}** {_plain(item.backend)}{_plain(where)}: {_plain(item.reason)}"
+        yield f"- **{item.status.value}** {plain(item.backend)}{plain(where)}: {plain(item.reason)}"
     if lost:
         yield ""
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
+    """A line of a table; cells as they are to stand in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown shows as it is: no cell ends early, no tag or emphasis begins."""
     return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
 
