@@ -73,21 +73,21 @@ def _execute(run: Run, path: Path | None, files: tuple[str, ...], output: Output
 
 
 def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, show: Show) -> None:
-    from attnbench.store.exports import export
+    from attnbench.cli.formats import write_format
 
     # Files before the screen: whoever reads the table may leave in the middle of it.
     written = [] if path is None else [str(path)]
     failed: AttnbenchError | None = None
     for name, target in asked.items():
         try:
-            written += [target] if target != "-" and export(run, name, target) else []
+            written += [target] if target != "-" and write_format(run, name, target) else []
         except AttnbenchError as error:  # a disk that filled up meanwhile takes neither table nor other files along
             failed = failed or error
     if not output.quiet:
         output = _show(run, output, show)
     for name, target in asked.items():
         if target == "-":
-            export(run, name, target)
+            write_format(run, name, target)
     if output.quiet:
         if path is not None:
             output.line(str(path))

@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the run, then write what was asked for."""
-    from attnbench.store.exports import export, exporter_names
+    from attnbench.cli.formats import format_names, write_format
     from attnbench.store.runfile import read
 
     asked = flags.exports(args, WHO)
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
         return _write_layout(source, args.layout, _layout_target(args, asked))
     if not asked or args.to is not None:
         wrong = "there is no output" if args.to is None else "--to goes with --layout"
-        accepted = ", ".join(f"--{name} PATH" for name in exporter_names())
+        accepted = ", ".join(f"--{name} PATH" for name in format_names())
         raise UsageError(f"{WHO}: {wrong}; {accepted}, or --layout NAME [--to PATH]")
     flags.check_exports(asked, args.by)
     found = read(source)
-    written = [path for name, target in asked.items() for path in export(found, name, target, by=args.by)]
+    written = [path for name, target in asked.items() for path in write_format(found, name, target, args.by)]
     if written:
         Output(results_to_stderr="-" in asked.values()).line(f"written: {', '.join(map(str, written))}")
     return 0
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
     """Where a layout goes: --to, or the path of the one format flag given with it."""
-    from attnbench.store.exports import load_exporter
+    from attnbench.cli.formats import load_format
 
     targets = [*asked.values(), *([args.to] if args.to is not None else [])]
     if len(targets) > 1:
@@ -61,7 +61,7 @@ def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
         raise UsageError(refusal(WHO, "--by", args.by, f"does not go with --layout {args.layout}",
                                  "a layout takes a run apart as its script did"))
     for name in asked:
-        if not load_exporter(name).text:
+        if not load_format(name).text:
             raise UsageError(refusal(WHO, "--layout", args.layout, f"is no {name}", "--to PATH"))
     return targets[0] if targets else "-"
 

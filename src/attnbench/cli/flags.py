@@ -1,7 +1,7 @@
 """Flags that several verbs share, generated from what they speak of.
 
 Shape flags come from the axes of the workloads, measuring flags from `suites.settings`, output flags
-from the exporters: a new axis, setting or exporter has its flag without a line here.
+from the formats: a new axis, setting or exporter has its flag without a line here.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def add_output(parser: Parser) -> None:
 
 
 def add_exports(group: argparse._ArgumentGroup | Parser) -> None:
-    """Add a flag for every exporter."""
-    from attnbench.store.exports import exporter_names, load_exporter
+    """Add a flag for every format."""
+    from attnbench.cli.formats import format_names, load_format
 
-    for name in exporter_names():
-        group.add_argument(f"--{name}", metavar="PATH", dest=f"export_{name}", help=_escaped(load_exporter(name).title))
+    for name in format_names():
+        group.add_argument(f"--{name}", metavar="PATH", dest=f"export_{name}", help=_escaped(load_format(name).title))
 
 
 def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
@@ -121,11 +121,12 @@ def check_exports(asked: dict[str, str], by: str | None = None) -> None:
 
     Raises:
         UsageError: naming the path.
+        Unavailable: naming the library that the format needs.
     """
-    from attnbench.store.exports import check_target
+    from attnbench.cli.formats import check_format
 
     for name, path in asked.items():
-        check_target(name, path, by)
+        check_format(name, path, by)
 
 
 def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the file, write the run."""
-    from attnbench.store.exports import export
+    from attnbench.cli.formats import write_format
     from attnbench.store.files import check_writable
     from attnbench.store.layouts import load_layout, recognise
     from attnbench.store.runfile import default_path, write
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(path)
         written.append(str(write(found, path)))
     for name, target in asked.items():
-        export(found, name, target)
+        write_format(found, name, target)
         written += [target] if target != "-" else []
     rows = f"{len(found.records)} row{'s' * (len(found.records) != 1)}"
     output.line(f"{layout.name}: {rows}" + (f", written: {', '.join(written)}" if written else ""))

@@ -38,7 +38,7 @@ def render_check(run: Run, console: Console) -> None:
 def _case(records: list[Record], paper: Paper) -> None:
     first = records[0]
     paper.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
-    rows = [row for record in records for row in _rows(record)]
+    rows = [row for record in records for row in error_rows(record)]
     if rows:
         texts = {name: decimal_aligned([row[name] for row in rows]) if name == "max abs" else
                  [row[name] for row in rows] for name in COLUMNS}  # fmt: skip
@@ -59,7 +59,8 @@ def _case(records: list[Record], paper: Paper) -> None:
             paper.item("note", f"{backend_name(record)}: {note}", "yellow")
 
 
-def _rows(record: Record) -> list[dict[str, str]]:
+def error_rows(record: Record) -> list[dict[str, str]]:
+    """Texts of `COLUMNS`, a row an output or gradient; the backend stands in the first."""
     return [
         {
             "backend": "" if index else backend_name(record),

@@ -90,8 +90,15 @@ class Paper:
         self.console.print(table)
 
 
-def decimal_aligned(texts: Sequence[str]) -> list[str]:
-    """Pad numbers at the right so that, right-justified, their decimal points stand in one column."""
+def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:
+    """Pad numbers at the right so that, right-justified, their decimal points stand in one column.
+
+    Args:
+        texts: of one column; an empty one stays empty.
+        point: as wide as a decimal point.
+        digit: as wide as a digit.
+    """
     tails = [len(text) - len(text.partition(".")[0]) for text in texts]
     longest = max((tail for tail, text in zip(tails, texts, strict=True) if text), default=0)
-    return [text + " " * (longest - tail) if text else text for text, tail in zip(texts, tails, strict=True)]
+    pads = [(digit if tail else point) + digit * (longest - tail - 1) if tail < longest else "" for tail in tails]
+    return [text + pad if text else text for text, pad in zip(texts, pads, strict=True)]

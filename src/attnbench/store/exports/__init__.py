@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from attnbench.errors import UsageError, refusal, unknown
@@ -32,13 +33,23 @@ def load_exporter(name: str) -> Exporter:
     return exporter
 
 
-def check_target(name: str, target: str | Path, by: str | None = None) -> None:
+def check_target(
+    name: str, target: str | Path, by: str | None = None, *, load: Callable[[str], Exporter] = load_exporter
+) -> None:
     """Refuse, before anything is measured, a target that this exporter cannot fill.
+
+    Args:
+        name: an exporter's name.
+        target: a path, or ``-`` for stdout.
+        by: as `export` takes it.
+        load: finds exporters; rooms that the store does not know have some too.
 
     Raises:
         UsageError: a binary format or several files for stdout, or a path that cannot be written.
+        Unavailable: the exporter needs a library that is missing.
     """
-    exporter = load_exporter(name)
+    exporter = load(name)
+    exporter.ready()
     if str(target) != STDOUT:
         check_writable(target)
     elif not exporter.text:
@@ -47,7 +58,9 @@ def check_target(name: str, target: str | Path, by: str | None = None) -> None:
         raise UsageError(refusal("export", "by", by, "makes several files", "a file name instead of -"))
 
 
-def export(run: Run, name: str, target: str | Path, *, by: str | None = None) -> list[Path]:
+def export(
+    run: Run, name: str, target: str | Path, *, by: str | None = None, load: Callable[[str], Exporter] = load_exporter
+) -> list[Path]:
     """Write `run` in a format.
 
     Args:
@@ -55,15 +68,17 @@ def export(run: Run, name: str, target: str | Path, *, by: str | None = None) ->
         name: an exporter's name.
         target: a path, or ``-`` for stdout.
         by: a case axis: one file for each of its values, ``name.AXIS-VALUE.ext``.
+        load: finds exporters; rooms that the store does not know have some too.
 
     Returns:
         The files written, none for stdout.
 
     Raises:
         UsageError: unknown format or axis, or the target cannot be written.
+        Unavailable: the exporter needs a library that is missing.
     """
-    check_target(name, target, by)
-    exporter = load_exporter(name)
+    check_target(name, target, by, load=load)
+    exporter = load(name)
     if str(target) == STDOUT:
         sys.stdout.write(exporter.render(run).decode())
         return []

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from attnbench.record import Run
 
 
+def _anywhere() -> None:
+    """Needs nothing that could be missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exporter:
     """A file format for the rows of a run."""
@@ -18,6 +22,8 @@ class Exporter:
     "may go to the terminal or a pipe"
     render: Callable[[Run], bytes]
     "the whole file"
+    ready: Callable[[], None] = _anywhere
+    "raises `Unavailable` where a library that it needs is missing"
 
 
 def harmless(text: str) -> str:

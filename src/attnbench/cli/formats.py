@@ -1,0 +1,50 @@
+"""Every format that a run can be written in: the exporters of the store, and the page of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnbench.record import Run
+from attnbench.store.exports import check_target, export, exporter_names, load_exporter
+from attnbench.store.exports.base import Exporter
+
+PAGE = "html"
+"The store may not import the report, so the two meet here."
+
+
+def format_names() -> list[str]:
+    """Names of all formats, each of which is a flag."""
+    return sorted([*exporter_names(), PAGE])
+
+
+def load_format(name: str) -> Exporter:
+    """Find a format by its name.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    if name == PAGE:
+        from attnbench.report.html import EXPORTER
+
+        return EXPORTER
+    return load_exporter(name)
+
+
+def check_format(name: str, target: str, by: str | None = None) -> None:
+    """Refuse, before anything is measured, what `write_format` would refuse.
+
+    Raises:
+        UsageError: a target that the format cannot fill.
+        Unavailable: a library that it needs is missing.
+    """
+    check_target(name, target, by, load=load_format)
+
+
+def write_format(run: Run, name: str, target: str, by: str | None = None) -> list[Path]:
+    """Write `run` in a format; the files written, none for stdout.
+
+    Raises:
+        UsageError: the target cannot be written.
+        Unavailable: a library is missing.
+    """
+    return export(run, name, target, by=by, load=load_format)

@@ -1,0 +1,53 @@
+"""The report: runs as one HTML file that needs nothing beside it and asks nothing of any network.
+
+What is read without a script (facts, tables, notes, reasons) is written here; the script sorts and
+filters them, lists all rows, and draws each chart when it comes into view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from attnbench.errors import Unavailable, refusal
+from attnbench.record import Run
+from attnbench.store.exports.base import Exporter
+
+LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
+"""What draws the charts and fills the template, and what pip calls it; a card's machine often has none of them."""
+
+
+def ready() -> None:
+    """Find out, before anything is measured, whether a page can be made here.
+
+    Raises:
+        Unavailable: a library is missing; the line says what installs it.
+    """
+    for module, package in LIBRARIES.items():
+        if find_spec(module) is None:
+            raise Unavailable(refusal("report", "module", module, "is not installed",
+                                      "what the charts are drawn with", f"pip install {package}"))
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The text of the file.
+
+    Args:
+        runs: at least one, with their statistics derived; several stand in one page, their charts and rows joined.
+
+    Raises:
+        Unavailable: a library is missing.
+    """
+    ready()
+    from attnbench.report.html.assemble import assemble
+
+    return assemble(runs)
+
+
+def render(run: Run) -> bytes:
+    """The file of one run; a letter that UTF-8 has no code for (half a surrogate pair) becomes a question mark."""
+    return page([run]).encode("utf-8", "replace")
+
+
+EXPORTER = Exporter(title="a page for the browser: tables and charts in one file", text=True, render=render,
+                    ready=ready)

@@ -1,0 +1,109 @@
+"""The file put together: template, style, script, data, and the library that draws the charts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.record import Run
+from attnbench.report.html.content import MOST_OPEN, rows_of, sections
+from attnbench.report.html.listing import dumps, listing
+from attnbench.report.html.plates import pack
+from attnbench.store.block import LEGEND
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+FOLDER = Path(__file__).parent
+VEGA_LITE = "6.4"
+"The version that altair 6 writes for."
+KINDS = {"winner": "Fastest by shape", "length": "Over sequence length", "roofline": "Roofline"}
+"Charts of whole runs, in the order of the page; kinds that are not listed follow under their own name."
+MOST_CHARTS = 8
+"Charts of a kind that are shown unfolded; of more, half as many."
+
+
+def assemble(runs: Sequence[Run]) -> str:
+    """The text of the page.
+
+    Args:
+        runs: at least one.
+    """
+    from markupsafe import Markup
+
+    from attnbench.report.charts import figures
+    from attnbench.report.charts.base.ink import config
+
+    drawn = figures(runs)
+    order = {run.id: place for place, run in enumerate(runs)}
+    of_cases: dict[tuple[int, str], list[int]] = {}
+    overview: dict[str, list[int]] = {}
+    for place, figure in enumerate(drawn):
+        if figure.case_id is None or figure.run is None:
+            overview.setdefault(figure.kind, []).append(place)
+        else:
+            of_cases.setdefault((order[figure.run], figure.case_id), []).append(place)
+    parts = sections(runs, of_cases)
+    scripts = {"library": _library(), "script": _script()}
+    return _template().render(
+        title=" and ".join(dict.fromkeys(run.suite for run in runs)),
+        sections=parts,
+        overview=[(KINDS.get(kind, kind), overview[kind]) for kind in sorted(overview, key=_place)],
+        names={part.run.id: part.name for part in parts},
+        figures=drawn,
+        rows_of=rows_of,
+        most_charts=MOST_CHARTS,
+        unfolded=sum(len(part.cases) for part in parts) <= MOST_OPEN,
+        legend=LEGEND,
+        rows=Markup(dumps(listing(parts))),
+        plates=Markup(dumps(pack(drawn))),
+        config=Markup(dumps(config("page"))),
+        style=Markup(_style()),
+        policy=_policy(scripts.values()),
+        **{name: Markup(text) for name, text in scripts.items()},
+    )
+
+
+def _place(kind: str) -> int:
+    return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    return environment.get_template("page.jinja")
+
+
+def _style() -> str:
+    return (FOLDER / "style.css").read_text("utf-8")
+
+
+def _script() -> str:
+    return (FOLDER / "page.js").read_text("utf-8")
+
+
+@cache
+def _library() -> str:
+    """vega, vega-lite and vega-embed as one script, as vl-convert brings them."""
+    import vl_convert
+
+    # Inside a script element a text is ended by its closing tag, and these two begin a comment; within
+    # JavaScript they stand in strings alone, where the backslash changes nothing.
+    return re.sub(r"<(?=/script|script|!--)", r"\\x3c", vl_convert.javascript_bundle(None, VEGA_LITE), flags=re.I)
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """What the browser lets this file do: run these scripts, and ask for nothing anywhere."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    # Vega sets styles on the elements it draws; a style can fetch nothing where images and fonts are refused.
+    return (f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+            "base-uri 'none'; form-action 'none'")
