@@ -97,7 +97,8 @@ def _library() -> str:
 
     # Inside a script element a text is ended by its closing tag, and these two begin a comment; within
     # JavaScript they stand in strings alone, where the backslash changes nothing.
-    return re.sub(r"<(?=/script|script|!--)", r"\\x3c", vl_convert.javascript_bundle(None, VEGA_LITE), flags=re.I)
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
+    return re.sub(r"<(?=/script|script|!--)", r"\\x3c", bundle, flags=re.I)
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -1,0 +1,330 @@
+"""The HTML report in a real browser: Debian's Chromium, no network, a phone, a keyboard, a dark room."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnbench.record import Run, Status
+from attnbench.report.html import page
+from attnbench.store.derive import derive
+from made_up_run import make_case, make_group, make_lost, make_record, make_run
+
+NEEDS_BROWSER = "needs Chromium to test the HTML report; apt install chromium, pip install playwright"
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+HOSTILE = ["<script>window.hacked=1</script>", "</script><img src=x onerror=window.hacked=1>", "‮אב\"'> x", "a&amp;b<b>"]
+SORT = """async (index) => {
+  const button = document.querySelectorAll("#all-rows thead button")[index], started = performance.now();
+  button.click();
+  await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
+  return performance.now() - started;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """One browser for all tests, in a folder of its own."""
+    chromium = shutil.which("chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason=NEEDS_BROWSER)
+    if chromium is None:
+        pytest.skip(NEEDS_BROWSER)
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page, and what it did that it should not."""
+
+    def __init__(self, browser, path: Path, **options) -> None:
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
+        self.context.set_offline(True)
+        self.context.set_default_timeout(20_000)
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.page = self.context.new_page()
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(path.as_uri())
+
+    def close(self) -> None:
+        self.context.close()
+        assert [url for url in self.asked[1:] if not url.startswith("data:")] == []
+        assert self.complaints == []
+
+    def texts(self, selector: str) -> list[str]:
+        return [text.strip("\u2007\u2008\n ") for text in self.page.locator(selector).all_text_contents()]
+
+    def column(self, title: str, table: str = "#all-rows") -> list[str]:
+        """The cells of a column of a table, in the order shown."""
+        titles = self.texts(f"{table} thead th")
+        return self.texts(f"{table} tbody tr > :nth-child({titles.index(title) + 1})")
+
+    def into_view(self, selector: str) -> None:
+        self.page.locator(selector).first.evaluate("node => node.scrollIntoView({behavior: 'instant'})")
+
+    def is_sideways(self) -> bool:
+        return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+@pytest.fixture
+def open_page(browser, tmp_path_factory) -> Iterator:
+    """Open the report of a run; at the end none may have asked for anything or complained."""
+    opened: list[Opened] = []
+
+    def open_it(path: Path, **options) -> Opened:
+        opened.append(Opened(browser, path, **options))
+        return opened[-1]
+
+    yield open_it
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Write the report of a run once, whatever number of tests open it."""
+    folder, files = tmp_path_factory.mktemp("pages"), {}
+
+    def write(name: str, make) -> Path:
+        if name not in files:
+            files[name] = folder / f"{name}.html"
+            files[name].write_text(page([derive(make())]), "utf-8")
+        return files[name]
+
+    return write
+
+
+def few() -> Run:
+    """Six cases, and a backend that is lost in one."""
+    cases = [make_case(seqlen=s, seqlen_k=s, causal=causal) for s in (1024, 4096, 16384) for causal in (False, True)]
+    records = [record for case in cases for record in make_group(case, samples=12)]
+    return make_run([*records, make_lost(cases[0], "eager", Status.OOM, "needs 48.0 GiB")])
+
+
+def many() -> Run:
+    """2,000 records in 400 cases."""
+    shapes = [make_case(batch=batch, seqlen=seqlen, seqlen_k=seqlen, headdim=headdim, headdim_v=headdim,
+                        causal=causal, dtype=dtype)
+              for batch in (1, 2, 4, 8, 16) for seqlen in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+              for headdim in (64, 128) for causal in (False, True) for dtype in ("bf16", "fp16")]  # fmt: skip
+    return make_run([record for case in shapes for record in make_group(case, samples=4)])
+
+
+@pytest.fixture
+def six(open_page, written) -> Opened:
+    return open_page(written("few", few))
+
+
+def test_it_opens_without_a_network_and_without_complaint(six):
+    assert six.page.title() == "compare · attnbench"
+    assert six.asked[0].startswith("file://")
+    six.page.evaluate("fetch('https://example.org/').catch(() => { window.refused = true })")
+    six.page.wait_for_function("window.refused")
+    assert "connect-src" in six.complaints.pop() or "default-src" in str(six.complaints)
+    six.complaints.clear()
+    six.asked[:] = six.asked[:1]
+
+
+def test_charts_are_drawn_when_they_come_into_view(six):
+    six.page.wait_for_function("document.querySelectorAll('.plot.drawn').length > 0")
+    last = six.page.locator("#cases .chart").last
+    assert last.locator("svg").count() == 0
+    last.evaluate("node => node.scrollIntoView({behavior: 'instant'})")
+    last.locator("svg").wait_for()
+    assert last.locator("svg").bounding_box()["width"] > 300
+    drawn, all_of_them = six.page.locator(".plot.drawn").count(), six.page.locator(".plot").count()
+    assert drawn < all_of_them
+    assert six.page.locator(".plot.failed").count() == 0
+
+
+def test_every_chart_can_be_drawn(six):
+    for place in range(six.page.locator(".chart").count()):
+        figure = six.page.locator(".chart").nth(place)
+        figure.evaluate("""node => {
+          for (let at = node; at; at = at.parentElement) if (at.open === false) at.open = true;
+          node.scrollIntoView({behavior: "instant"});
+        }""")
+        figure.locator(".plot.drawn svg").wait_for()
+        assert figure.locator(".plot").get_attribute("aria-label")
+    assert six.page.locator(".plot.failed").count() == 0
+
+
+def test_rows_are_sorted_by_value_up_down_and_back(six):
+    before = six.column("TFLOP/s")
+    heading = six.page.locator("#all-rows thead th", has_text="TFLOP/s")
+    numbers = sorted(float(text) for text in before if text)
+    for direction, expected in (("ascending", numbers), ("descending", numbers[::-1])):
+        heading.locator("button").click()
+        assert heading.get_attribute("aria-sort") == direction
+        texts = six.column("TFLOP/s")
+        assert [float(text) for text in texts if text] == expected
+        assert texts[-1] == ""  # what was not measured stands last both ways
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "none"
+    assert six.column("TFLOP/s") == before
+
+
+def test_a_case_is_sorted_by_the_keyboard(six):
+    table = "#r0c0 .scroll:first-of-type table"
+    first = six.page.locator(table)
+    before = six.column("backend", table)
+    button = first.locator("thead th button").first
+    button.focus()
+    assert button.evaluate("node => getComputedStyle(node).outlineStyle") == "solid"
+    six.page.keyboard.press("Enter")
+    assert six.column("backend", table) == sorted(before)
+    six.page.keyboard.press("Space")
+    assert six.column("backend", table) == sorted(before, reverse=True)
+    assert first.locator("thead th").first.get_attribute("aria-sort") == "descending"
+    assert "descending" in six.page.locator("#said").text_content()
+
+
+def test_the_keyboard_reaches_the_results_first(six):
+    six.page.keyboard.press("Tab")
+    assert six.page.evaluate("document.activeElement.className") == "skip"
+    six.page.keyboard.press("Enter")
+    assert six.page.evaluate("document.activeElement.id") == "main"
+
+
+def test_rows_are_filtered_by_words_and_by_choice(six):
+    assert "31 rows" in six.page.locator("#rows-found").text_content()
+    six.page.locator("#find-row").fill("CAUSAL flash-attn-3")
+    assert set(six.column("backend")) == {"flash-attn-3"}
+    assert "3 rows (31 without the filter)" in six.page.locator("#rows-found").text_content()
+    six.page.locator("#find-row").fill("")
+    for title, value, count in (
+        ("status", "oom", 1), ("backend", "flex", 6), ("seqlen", "4096", 10), ("causal", "yes", 15),
+    ):  # fmt: skip
+        choice = six.page.locator("#filters label", has_text=title).locator("select")
+        choice.select_option(value)
+        assert set(six.column(title)) == {value}
+        assert len(six.column(title)) == count
+        choice.select_option("all")
+    six.page.locator("#find-row").fill("no such row")
+    assert six.page.locator("#all-rows tbody tr").count() == 0
+
+
+def test_cases_are_found_by_name_and_folded(six):
+    six.page.locator("#find-case").fill("s4096 causal")
+    assert six.page.locator("details.case:visible").count() == 1
+    six.page.locator("#find-case").fill("")
+    six.page.locator("#fold").click()
+    assert six.page.locator("details.case[open]").count() == 0
+    six.page.locator("#all-rows tbody a").last.click()
+    assert six.page.locator("details.case[open]").count() == 1
+
+
+def test_a_command_is_copied(open_page, written):
+    opened = open_page(written("few", few), permissions=["clipboard-read", "clipboard-write"])
+    button = opened.page.locator("#r0c0 .copy").first
+    button.click()
+    opened.page.wait_for_function("document.getElementById('said').textContent === 'command copied'")
+    assert opened.page.evaluate("navigator.clipboard.readText()") == button.get_attribute("data-copy")
+    assert button.text_content() == "copied"
+    opened.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    opened.page.evaluate("document.getElementById('said').textContent = ''")
+    opened.page.locator("#all-rows .copy").first.click()  # by selection, where a file has no clipboard
+    opened.page.wait_for_function("document.getElementById('said').textContent === 'command copied'")
+
+
+def test_hostile_names_stay_text(open_page, written):
+    def make() -> Run:
+        records = []
+        for case in (make_case(dtype=HOSTILE[0]), make_case(dtype=HOSTILE[1], seqlen=512, seqlen_k=512)):
+            base = make_record(case, HOSTILE[0], tflops=100.0, notes=HOSTILE, repro=HOSTILE[1])
+            records += [base, *(make_record(case, name, tflops=90.0, baseline=base) for name in HOSTILE[1:]),
+                        make_lost(case, "lost" + HOSTILE[0], Status.SKIPPED, HOSTILE[1])]  # fmt: skip
+        return make_run(records, suite=HOSTILE[1], command=HOSTILE[0])
+
+    opened = open_page(written("hostile", make))
+    assert opened.page.locator("h1").text_content() == HOSTILE[1]
+    assert set(HOSTILE) <= set(opened.column("backend"))
+    assert HOSTILE[1] in opened.column("reason")
+    for place in range(opened.page.locator(".chart").count()):
+        figure = opened.page.locator(".chart").nth(place)
+        figure.evaluate("node => node.scrollIntoView({behavior: 'instant'})")
+        figure.locator(".plot.drawn svg").wait_for()
+    figure = opened.page.locator("#r0c0 .chart").first
+    figure.evaluate("node => node.scrollIntoView({behavior: 'instant', block: 'center'})")
+    marks = figure.locator("svg .mark-symbol path, svg .mark-rect path")
+    for mark in range(min(marks.count(), 4)):
+        marks.nth(mark).hover(force=True)
+    assert opened.page.evaluate("window.hacked") is None
+    assert opened.page.locator("img").count() == 0
+    assert opened.page.locator("script").count() == 5
+
+
+def test_a_chart_says_its_figures_under_the_pointer(six):
+    six.into_view("#r0c0 .chart")
+    mark = six.page.locator("#r0c0 .chart svg .mark-symbol path").first
+    mark.hover(force=True)
+    six.page.locator("#vg-tooltip-element.visible").wait_for()
+    assert "median" in six.page.locator("#vg-tooltip-element").text_content()
+
+
+def test_two_thousand_rows_are_sorted_within_a_tenth_of_a_second(open_page, written):
+    opened = open_page(written("many", many))
+    assert "of 2,000 rows" in opened.page.locator("#rows-found").text_content()
+    opened.into_view("#rows")
+    opened.page.wait_for_timeout(500)
+    titles = opened.texts("#all-rows thead button")
+    for title in ("backend", "case", "seqlen", "median µs", "TFLOP/s"):
+        taken = [opened.page.evaluate(SORT, titles.index(title)) for _ in range(3)]  # up, down, back
+        assert min(taken) < 100, (title, taken)
+    opened.page.evaluate(SORT, titles.index("seqlen"))
+    assert set(opened.column("seqlen")) == {"128"}
+    opened.page.locator("#on").click()
+    assert "51–100 of 2,000 rows" in opened.page.locator("#rows-found").text_content()
+
+
+def test_many_cases_are_folded_and_their_charts_wait(open_page, written):
+    opened = open_page(written("many", many))
+    assert opened.page.locator("details.case").count() == 400
+    assert opened.page.locator("details.case[open]").count() == 0
+    opened.page.evaluate("location.hash = 'r0c399'")
+    opened.page.locator("#r0c399[open] .chart svg").first.wait_for()
+    assert opened.page.locator("#cases .plot.drawn").count() <= 8
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_does_not_scroll_sideways(open_page, written, width):
+    opened = open_page(written("few", few), viewport={"width": width, "height": 700}, has_touch=True)
+    assert not opened.is_sideways()
+    for selector in ("#r0c0 .chart", "#rows", "#lost", "#settings"):
+        opened.into_view(selector)
+        opened.page.wait_for_timeout(100)
+        assert not opened.is_sideways(), selector
+    opened.into_view("#r0c0 .chart")
+    opened.page.locator("#r0c0 .chart svg").first.wait_for()
+    assert not opened.is_sideways()
+    box = opened.page.locator("#all-rows").locator("..")
+    assert box.evaluate("node => node.scrollWidth > node.clientWidth")  # the table scrolls in its own box
+
+
+def test_light_and_dark_follow_the_system_and_the_button(open_page, written):
+    light, dark = (open_page(written("few", few), color_scheme=scheme) for scheme in ("light", "dark"))
+    seen = {}
+    for name, opened in (("light", light), ("dark", dark)):
+        label = opened.page.locator(".plot.drawn .role-axis-label text").first
+        seen[name] = [opened.page.evaluate("getComputedStyle(document.body).backgroundColor"),
+                      label.evaluate("node => getComputedStyle(node).fill")]
+    assert brightness(seen["light"][0]) > 200 > 60 > brightness(seen["dark"][0])
+    assert brightness(seen["light"][1]) < 120 < 180 < brightness(seen["dark"][1])
+    dark.page.locator("#theme").click()
+    assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == seen["light"][0]
+    dark.page.reload()
+    assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == seen["light"][0]
+    dark.asked[:] = dark.asked[:1]
+    dark.page.emulate_media(media="print")
+    assert not dark.page.locator("header.top").is_visible()
+
+
+def brightness(colour: str) -> float:
+    return sum(float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]) / 3
