@@ -2,35 +2,124 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Run
+from attnbench.report.charts import figures
 from attnbench.report.charts.base.figure import Figure, Spec
 from attnbench.report.charts.base.ink import config
+from attnbench.report.charts.base.over import figures_over
+from attnbench.report.charts.base.panels import LENGTH
+from attnbench.store.files import check_writable, write_bytes
 
-WIDTH = 760
-"Pixels of a picture at scale 1."
+WIDTH = 640
+"Pixels of the plot of a picture at scale 1: names beside it come on top."
 SCALE = 2.0
 VERSION = "6.4"
 FONT = "Liberation Sans, Arial, sans-serif"
 FORMATS = ("png", "svg")
+WHO = "attnbench report"
 
 
-def picture(figure: Figure, kind: str) -> bytes:
-    """One figure as a file: on white, with its title.
+def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add --plots and what it draws."""
+    group.add_argument("--plots", metavar="DIR", help=(
+        "write the charts as PNG and SVG, needs no browser (default: none)"))
+    group.add_argument("--x", metavar="NAME", help=(
+        "with --plots: draw over this axis or measured quantity (seqlen, headdim, actual_sparsity, any column of "
+        "numbers of the rows) instead of the standard set (default: the standard set; seqlen with --metric)"))
+    group.add_argument("--metric", metavar="NAME", help=(
+        "with --plots: draw this (time_ms, tflops, memory.peak_allocated_mb, any column of numbers of the rows) "
+        "(default: time_ms and tflops)"))  # fmt: skip
+
+
+def check_plot_arguments(who: str, args: argparse.Namespace) -> None:
+    """Refuse what says how to draw where nothing is to be drawn, and a folder that takes no files.
+
+    Raises:
+        UsageError: naming the flag.
+    """
+    for flag in ("x", "metric"):
+        if getattr(args, flag) is not None and args.plots is None:
+            raise UsageError(refusal(who, f"--{flag}", getattr(args, flag), "says what to plot but not where",
+                                     "it goes with --plots DIR"))  # fmt: skip
+    if args.plots is not None:
+        _check_folder(Path(args.plots))
+
+
+def write_plots(
+    runs: Sequence[Run], folder: str | Path, *, x: str | None = None, metric: str | None = None,
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:  # fmt: skip
+    """Draw runs into `folder`, which is made where it is missing; files of the same names are replaced.
+
+    Without `x` and `metric` that is every chart of the page: those of the whole run, with time and TFLOP/s over
+    length in ``seq_len_plots/``, and a folder a case.
 
     Args:
-        figure: of `report.charts.figures`.
-        kind: png (twice `WIDTH` wide) or svg.
+        runs: with their statistics derived; of several each has a folder named by its id.
+        folder: where to.
+        x: an axis of the cases or a column of `store.rows`, in full or by its last part.
+        metric: a column of `store.rows`; None: time and TFLOP/s.
+        formats: endings, of `FORMATS`.
+
+    Raises:
+        UsageError: a name is not known, there is nothing to draw, or a file cannot be written.
     """
+    folder = Path(folder)
+    _check_folder(folder)
+    found = figures(runs) if x is None and metric is None else figures_over(runs, x, metric)
+    if not found and x is None and metric is None:
+        raise UsageError(refusal(WHO, "--plots", folder, "would stay empty, nothing was timed", "a run with times"))
+    if not found:
+        raise UsageError(refusal(WHO, "--x", x or LENGTH, f"has no two values with a {metric or 'time'} in one chart",
+                                 "an axis of which the run has several values"))  # fmt: skip
+    return list(_written(found, folder, formats))
+
+
+def picture(figure: Figure, ending: str) -> bytes:
+    """One figure as a file: on white, with its title, in a size of its own.
+
+    Args:
+        figure: of `report.charts`.
+        ending: png (at twice the size) or svg.
+    """
+    return next(pictures(figure, (ending,)))
+
+
+def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
+    """`picture` for each of `endings`; the chart itself is worked out once."""
     import vl_convert
 
-    text = json.dumps(_standing_alone(figure))
-    if kind == "svg":
-        return vl_convert.vegalite_to_svg(text, vl_version=VERSION).encode()
-    found: bytes = vl_convert.vegalite_to_png(text, vl_version=VERSION, scale=SCALE)
-    return found
+    drawn = vl_convert.vegalite_to_svg(json.dumps(standing_alone(figure)), vl_version=VERSION)
+    for ending in endings:
+        yield drawn.encode() if ending == "svg" else vl_convert.svg_to_png(drawn, scale=SCALE)
 
 
-def _standing_alone(figure: Figure) -> Spec:
-    look = config("light", FONT) | {"background": "#ffffff", "padding": 16}
-    return {**figure.spec, "width": WIDTH, "title": {"text": figure.title}, "config": look}
+def standing_alone(figure: Figure) -> Spec:
+    """The figure's description as a picture has it: with title, look, and a width."""
+    look: dict[str, Any] = config("light", FONT) | {"background": "#ffffff", "padding": 16}
+    rest = {name: value for name, value in figure.spec.items() if name != "autosize"}
+    return {**rest, "width": WIDTH, "title": {"text": figure.title}, "config": look}
+
+
+def _written(found: Iterable[Figure], folder: Path, formats: Sequence[str]) -> Iterator[Path]:
+    for figure in found:
+        for ending, picture_of_it in zip(formats, pictures(figure, formats), strict=True):
+            path = folder / f"{figure.stem}.{ending}"
+            write_bytes(path, picture_of_it)
+            yield path
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(refusal(WHO, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
+    check_writable(folder / "a.png")
+
+
+__all__ = ["FORMATS", "add_plot_arguments", "check_plot_arguments", "picture", "write_plots"]

@@ -1,17 +1,17 @@
 """Every chart of a page, one file a kind, each defined once for the page and for PNG and SVG.
 
 A file defines ``CHART`` (`base.figure.Chart`) and is found by scanning.  Charts are built with
-Altair, which checks them, once for each form they can take; what differs from case to case is data.
+Altair, once for each form they can take; what differs from case to case is data.  That what comes out
+is Vega-Lite is held by tests, not checked again in every report.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 
 from attnbench.record import Run
-from attnbench.report.charts.base.figure import Chart, Figure, slug
+from attnbench.report.charts.base.figure import Chart, Figure, run_folders
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.matter import Matter
 from attnbench.store import scan
@@ -33,14 +33,10 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     """
     inks, found = Inks(runs), []
     charts = [chart for _, chart in _charts()]
-    for number, run in enumerate(runs):
+    for run, place in zip(runs, run_folders(runs), strict=True):
         matter = Matter(run)
-        place = f"{slug(run.id)}" if len(runs) > 1 else ""
-        if place and any(slug(other.id) == place for other in runs[:number]):
-            place += f"-{number + 1}"
         drawn = [figure for chart in charts for figure in chart.draw(matter, inks)]
-        found += [dataclasses.replace(figure, run=run.id, folder="/".join(filter(None, (place, figure.folder))))
-                  for figure in _by_case(drawn)]  # fmt: skip
+        found += [figure.of_run(run.id, place) for figure in _by_case(drawn)]
     return found
 
 

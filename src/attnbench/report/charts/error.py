@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from functools import cache
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.labels import NARROW, around, scaled, shortened
 from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.strips import colour, finished, shape
+from attnbench.report.charts.base.strips import colour, finished, log_or_linear, shape
 from attnbench.store import figures
 from attnbench.store.block import backend_name
 
@@ -55,7 +55,8 @@ def _figure(table: Table, shares: list[tuple[Record, float, str]], inks: Inks) -
     alt = (f"Largest error as a share of its budget against time on {table.case_id}: "
            + "; ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
     return Figure(
-        name=f"error-{slug(table.case_id)}{table.mark}",
+        name="error",
+        folder=table.folder,
         kind="error",
         title=f"Error beside speed, {table.case_id}",
         alt=alt,
@@ -68,7 +69,7 @@ def _figure(table: Table, shares: list[tuple[Record, float, str]], inks: Inks) -
 def _definition(unit: str, log: bool) -> Spec:
     import altair as alt
 
-    x = alt.X("m:Q").scale(alt.Scale(type="log" if log else "linear", nice=False, zero=False, padding=12))
+    x = alt.X("m:Q").scale(log_or_linear(log, padding=12))
     x = x.title(f"median time, {unit} (further left is faster)")
     y = alt.Y("e:Q").scale(alt.Scale(zero=True, nice=False)).axis(alt.Axis(tickCount=5))
     y = y.title("largest error, % of its budget (lower is closer)")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, slug
+from attnbench.report.charts.base.figure import Chart, Figure
 from attnbench.report.charts.base.ink import Inks
-from attnbench.report.charts.base.lines import Quantity, lines, points_of
+from attnbench.report.charts.base.lines import Quantity
 from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.panels import LENGTH, Panel, panels
-from attnbench.store.block import backend_name
-
-FOLDER = "seq_len_plots"
+from attnbench.report.charts.base.over import figure_over
+from attnbench.report.charts.base.panels import LENGTH, panels
 
 
 def _time(table: Table, record: Record) -> float | None:
@@ -32,37 +30,11 @@ def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
     """Two figures for each set of cases that differ in their length."""
     parts = matter.by_conditions()
     for number, tables in enumerate(parts):
+        conditions = tables[0].conditions.words() if len(parts) > 1 else []
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if LENGTH in table.case], LENGTH):
-            for quantity in (TIME, TFLOPS):
-                yield from _figure(panel, quantity, inks, mark, tables[0].conditions.words() if len(parts) > 1 else [])
-
-
-def _figure(panel: Panel, quantity: Quantity, inks: Inks, mark: str, conditions: Sequence[str]) -> Iterator[Figure]:
-    points = points_of(panel.tables, OVER, quantity, backend_name)
-    lengths = sorted({point.x for point in points})
-    if len(lengths) < 2:
-        return
-    following = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in panel.following.items())
-    what = {"time_ms": "Time", "tflops": "TFLOP/s"}[quantity.short]
-    words = ", ".join(filter(None, (panel.words, *conditions)))
-    best = min if quantity is TIME else max
-    leaders = (best((point for point in points if point.x == length), key=lambda point: point.y) for length in lengths)
-    told = ", ".join(f"{point.line} at {point.x} ({point.y:.3g} {quantity.unit})" for point in leaders)
-    yield Figure(
-        name=f"{quantity.short}{panel.ending}{mark}",
-        folder=FOLDER + _sparsity(panel),
-        kind="length",
-        title=f"{what} over sequence length" + (f": {words}" if words else ""),
-        alt=f"{what} of {len({point.line for point in points})} backends over sequence length; best are {told}.",
-        spec=lines(points, OVER, quantity, inks, following),
-    )
-
-
-def _sparsity(panel: Panel) -> str:
-    """``_30`` for cases that leave out 30 % of the blocks: the older plots have a folder for each."""
-    share = panel.tables[0].case.get("sparsity")
-    return f"_{slug(round(100 * share))}" if isinstance(share, int | float) and share else ""
+            for metric in (TIME, TFLOPS):
+                yield from figure_over(panel, OVER, metric, inks, kind="length", conditions=conditions, mark=mark)
 
 
 CHART = Chart(rank=1, draw=draw)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished
@@ -38,12 +38,13 @@ def _figure(table: Table, peaks: dict[str, float], inks: Inks) -> Figure:
     ]
     alt = f"Peak memory on {table.case_id}: " + ", ".join(f"{one['b']} {one['t']}" for one in rows) + "."
     return Figure(
-        name=f"memory-{slug(table.case_id)}{table.mark}",
+        name="memory",
+        folder=table.folder,
         kind="memory",
         title=f"Peak memory, {table.case_id}",
         alt=alt,
         case_id=table.case_id,
-        spec=filled(_definition(unit), {"rows": rows}),
+        spec=filled(_definition(unit), {"rows": rows}, height=STEP * len(rows)),
     )
 
 
@@ -53,10 +54,10 @@ def _definition(unit: str) -> Spec:
 
     base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title="peak memory")]
-    title = f"peak memory allocated, {unit} (inputs and outputs in, harness out)"
+    title = [f"peak memory allocated, {unit}", "(inputs and outputs in, harness out)"]
     x = alt.X("m:Q").axis(alt.Axis(tickCount=6)).title(title)
     bars = base.mark_bar(height=12, cornerRadiusEnd=2).encode(x=x, color=colour(), tooltip=tooltip)
-    return finished(alt.layer(bars, figures_at_the_right(base))) | {"height": {"step": STEP}}
+    return finished(alt.layer(bars, figures_at_the_right(base)))
 
 
 CHART = Chart(rank=13, draw=draw)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.labels import LINE, NARROW, around, scaled, shortened, spread
 from attnbench.report.charts.base.matter import Matter, Table
@@ -34,11 +34,10 @@ def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
         if len({intensity(record) for record in best}) > 1:
             everybody = [record for table in tables for record in table.records]
             yield from _figure(best, everybody, inks, f"roofline{f'-{number + 1}' if number else ''}",
-                               f"Roofline, the fastest of each case{words}", None)  # fmt: skip
+                               f"Roofline, the fastest of each case{words}")  # fmt: skip
     for table in matter.tables:
         yield from _figure([record for record in table.records if _is_drawn(record)], table.records, inks,
-                           f"roofline-{slug(table.case_id)}{table.mark}", f"Roofline, {table.case_id}",
-                           table.case_id)  # fmt: skip
+                           "roofline", f"Roofline, {table.case_id}", table)  # fmt: skip
 
 
 def _alike(matter: Matter) -> list[tuple[str, list[Table]]]:
@@ -57,7 +56,8 @@ def _is_drawn(record: Record) -> bool:
 
 
 def _figure(
-    drawn: Sequence[Record], everybody: Sequence[Record], inks: Inks, name: str, title: str, case_id: str | None
+    drawn: Sequence[Record], everybody: Sequence[Record], inks: Inks, name: str, title: str,
+    table: Table | None = None,
 ) -> Iterable[Figure]:
     roofs = {MEASURED: measured(everybody), PROMISED: promised(everybody)}
     marks = {place: roof for record in drawn if (place := intensity(record)) and (roof := promised_at(record))}
@@ -69,7 +69,7 @@ def _figure(
     lines = {kind: roof.line(low, high) for kind, roof in roofs.items()}
     ys = [one["m"] for one in points] + [one["e"] for one in points if "e" in one]
     bottom, top = min(ys) / 1.6, 1.7 * max([*ys, *marks.values(), *(y for line in lines.values() for _, y in line)])
-    if case_id is not None:
+    if table:
         _name_column(points, bottom, top, (high / low) ** 0.035)
     else:
         _name_around(points, (low, high), (bottom, top))
@@ -80,10 +80,12 @@ def _figure(
                     for place, roof in marks.items() for side in (0.8, 1.25)]  # fmt: skip
     room = [{"x": short(x), "m": short(y)} for x in (low, high) for y in (bottom, top)]
     data = {"rows": points, "roofs": corners, "said": _said(roofs, marks, high, top / bottom), "room": room}
-    told = "; ".join(f"{one['b']} {one['t']}" for one in points)
+    ordered = points if table else sorted(points, key=lambda one: one["m"])[::max(len(points) - 1, 1)]
+    told = "; ".join(f"{one['b']} {one['t']}" for one in ordered)
     yield Figure(
-        name=name, kind="roofline", title=title, case_id=case_id,
-        alt=f"Useful TFLOP/s over FLOP per byte under {_words(roofs, marks)}: {told}.",
+        name=name, kind="roofline", title=title, case_id=table.case_id if table else None,
+        folder=table.folder if table else "",
+        alt=f"Useful TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
         spec=filled(_definition(any("e" in one for one in points)), data),
     )  # fmt: skip
 
@@ -191,4 +193,4 @@ def _definition(with_executed: bool) -> Spec:
     return finished(alt.layer(*layers)) | {"height": HEIGHT}
 
 
-CHART = Chart(rank=3, draw=draw)
+CHART = Chart(rank=20, draw=draw)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
@@ -38,12 +38,13 @@ def _figure(table: Table, baseline: str, compared: list[Record], inks: Inks, mar
     alt = (f"Speed-up against {baseline} on {table.case_id}; above 1 is faster: "
            + ", ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
     return Figure(
-        name=f"speedup-{slug(table.case_id)}{table.mark}{mark}",
+        name=f"speedup{mark}",
+        folder=table.folder,
         kind="speedup",
         title=f"Speed-up against {baseline}, {table.case_id}",
         alt=alt,
         case_id=table.case_id,
-        spec=filled(_definition(), {"rows": rows, "even": [{"m": 1}]}),
+        spec=filled(_definition(), {"rows": rows, "even": [{"m": 1}]}, height=STEP * len(rows)),
     )
 
 
@@ -65,7 +66,7 @@ def _definition() -> Spec:
 
     # A ratio and its inverse lie as far from 1; the line of the baseline is always in view.
     scale = alt.Scale(type="log", nice=False, padding=14)
-    title = "speed-up, times the baseline's speed (sign: median of the ratios; bar: 95 % interval)"
+    title = ["speed-up, times the baseline's speed", "(median of the ratios, 95 % interval)"]
     base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
     even = alt.Chart(alt.NamedData(name="even")).mark_rule(strokeDash=[4, 3], color=PLAIN, strokeWidth=1.5)
     even = even.encode(x=alt.X("m:Q").scale(scale).title(title))
@@ -79,7 +80,7 @@ def _definition() -> Spec:
                alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base))) | {"height": {"step": STEP}}
+    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)))
 
 
 CHART = Chart(rank=11, draw=draw)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from attnbench.record import Record
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short, slug
+from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
@@ -47,12 +47,13 @@ def _figure(table: Table, inks: Inks) -> Figure:
     alt = (f"Median time in {unit.name} of {len(rows)} backends on {table.case_id}, fastest first: "
            + ", ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
     return Figure(
-        name=f"time-{slug(table.case_id)}{table.mark}",
+        name="time",
+        folder=table.folder,
         kind="time",
         title=f"Time, {table.case_id}" if len(rows) == 1 else f"Time, {table.case_id}: {fastest} first",
         alt=alt,
         case_id=table.case_id,
-        spec=filled(spec, {"rows": rows}),
+        spec=filled(spec, {"rows": rows}, height=STEP * len(rows)),
     )
 
 
@@ -78,8 +79,8 @@ def _row(record: Record, table: Table, unit: figures.Unit, inks: Inks) -> dict[s
 def _definition(unit: str, wide: bool) -> Spec:
     import altair as alt
 
-    scale = alt.Scale(type="log", nice=False, padding=14) if wide else alt.Scale(zero=False, nice=True, padding=14)
-    title = f"time, {unit} (sign: median; bar: its 95 % interval; ticks: samples)"
+    scale = alt.Scale(type="log", nice=False, padding=14) if wide else alt.Scale(zero=False, padding=14)
+    title = [f"time, {unit}", "(median, 95 % interval, samples)"]
     base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
     samples = (
         base.transform_flatten(["s"], ["v"]).mark_tick(thickness=1, size=6, yOffset=8, opacity=0.4)
@@ -94,7 +95,7 @@ def _definition(unit: str, wide: bool) -> Spec:
                alt.Tooltip("n:Q", title="samples")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(samples, interval, point, figures_at_the_right(base))) | {"height": {"step": STEP}}
+    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)))
 
 
 CHART = Chart(rank=10, draw=draw)

@@ -8,9 +8,10 @@ from typing import Any
 
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.ink import PLAIN, Inks
+from attnbench.report.charts.base.labels import LINE
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, differing, panels
-from attnbench.report.charts.base.strips import finished
+from attnbench.report.charts.base.strips import ON_A_PHONE, finished, label_limit
 from attnbench.store.block import backend_name
 
 CELL = 44
@@ -32,14 +33,15 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
     across = _across(tables)
     cells, following = [], set()
     for panel in panels(tables, across):
-        following.add("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in panel.following.items()))
+        following.add(panel.goes_with)
         for table in panel.tables:
             column = table.case_id if across is None else str(table.case.get(across))
             cells.append(_cell(table, inks) | {"x": column, "y": panel.words or "all"})
     columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(tables, across, text))
     title = "sequence length" if across == LENGTH else across or "case"
-    if len(following) == 1 and (goes_with := following.pop()):
-        title += f" ({goes_with})"
+    goes_with = following.pop() if len(following) == 1 else ""
+    rows = len({cell["y"] for cell in cells})
+    parts = max(cell["y"].count(", ") for cell in cells) + 1
     clear = [cell for cell in cells if "c" in cell]
     wins: dict[str, int] = {}
     for cell in clear:
@@ -52,7 +54,7 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
         kind="winner",
         title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
         alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
-        spec=filled(_definition(title, tuple(columns)), {"cells": cells}),
+        spec=filled(_definition(title, goes_with, tuple(columns)), {"cells": cells}, height=rows * max(CELL, LINE * parts)),
     )
 
 
@@ -88,13 +90,15 @@ def _cell(table: Table, inks: Inks) -> dict[str, Any]:
 
 
 @cache
-def _definition(title: str, columns: tuple[str, ...]) -> Spec:
+def _definition(title: str, goes_with: str, columns: tuple[str, ...]) -> Spec:
     import altair as alt
 
-    x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0)).title(title)
+    x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
+    x = x.title([title, f"({goes_with})"] if goes_with else title)
     x = x.axis(alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False, grid=False))
     y = alt.Y("y:N").sort(None).scale(alt.Scale(paddingInner=0.07, paddingOuter=0)).title(None)
-    y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8))
+    y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8, labelLimit=label_limit(),
+                        labelExpr=f"{ON_A_PHONE} ? split(datum.label, ', ') : datum.label", labelLineHeight=LINE))
     base = alt.Chart(alt.NamedData(name="cells")).encode(x=x, y=y)
     tooltip = [alt.Tooltip("y:N", title="shape"), alt.Tooltip("x:N", title=title),
                alt.Tooltip("t:N", title="fastest")]  # fmt: skip
@@ -106,10 +110,11 @@ def _definition(title: str, columns: tuple[str, ...]) -> Spec:
         won.mark_text(dy=-8, fontWeight=600, limit=limit).encode(
             text="n:N", color=alt.Color("i:N").scale(None).legend(None)),
         won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
-        open_.mark_text(dy=-8, limit=limit, style="label").encode(text="n:N"),
+        open_.mark_text(dy=-8, limit=limit, style="label").encode(
+            text=alt.condition(ON_A_PHONE, alt.value("unclear"), "n:N")),
         open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
     ]
-    return finished(alt.layer(*layers)) | {"height": {"step": CELL}}
+    return finished(alt.layer(*layers))
 
 
 CHART = Chart(rank=2, draw=draw)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from attnbench.record import Run
 
 if TYPE_CHECKING:
     from attnbench.report.charts.base.ink import Inks
@@ -43,6 +46,10 @@ class Figure:
         """Path of its file below the folder of plots, without the ending."""
         return f"{self.folder}/{self.name}" if self.folder else self.name
 
+    def of_run(self, run: str, place: str) -> Figure:
+        """The same figure as one of the run `run`, whose pictures go into the folder `place`."""
+        return dataclasses.replace(self, run=run, folder="/".join(filter(None, (place, self.folder))))
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -54,10 +61,19 @@ class Chart:
     "figures of one run; none where they would show nothing"
 
 
+def run_folders(runs: Sequence[Run]) -> list[str]:
+    """A folder for the pictures of each run, named by its id; none where there is one run."""
+    folders: list[str] = []
+    for run in runs if len(runs) > 1 else ():
+        name = slug(run.id)
+        folders.append(name if name not in folders else f"{name}-{len(folders) + 1}")
+    return folders or [""] * len(runs)
+
+
 def slug(value: Any) -> str:
     """`value` as a part of a file name: true, 128, bf16, actual_sparsity."""
     text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
-    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:LONGEST_NAME] or "unnamed"
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.-")[:LONGEST_NAME] or "unnamed"
 
 
 def short(value: float | None, digits: int = 5) -> float | None:

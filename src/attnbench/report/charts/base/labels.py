@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NARROW = 360.0
+NARROW = 260.0
 "Pixels of the narrowest plot that labels are placed for."
 LETTER = 6.6
 "Pixels of an average letter at 12 px."

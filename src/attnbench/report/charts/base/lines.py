@@ -13,11 +13,12 @@ from attnbench.report.charts.base.figure import Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.labels import LINE, scaled, shortened, spread
 from attnbench.report.charts.base.matter import Table
-from attnbench.report.charts.base.strips import colour, finished, shape
+from attnbench.report.charts.base.strips import colour, finished, log_or_linear, shape
 
 HEIGHT = 320.0
 WIDE = 4.0
 "Highest over lowest from which an axis that may be logarithmic is."
+HEADINGS = {"time_ms": "Time", "tflops": "TFLOP/s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class Quantity:
     of: Callable[[Table, Record], Any]
     may_log: bool = True
     "false where the distance from zero is the point"
+
+    @property
+    def heading(self) -> str:
+        """How a title begins."""
+        return HEADINGS.get(self.short) or self.title[:1].upper() + self.title[1:]
 
     @property
     def axis_title(self) -> str:
@@ -92,7 +98,7 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, inks: Inks, followi
                 g=inks.of(point.line).shape, d=list(inks.of(point.line).dash)) for point in points]  # fmt: skip
     ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
     spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
-    over = x.axis_title + (f" ({following})" if following else "")
+    over = (x.axis_title, *([f"({following})"] if following else []))
     levels = steps(low, high) if log else None
     spec = _definition(over, y.axis_title, ticks, levels, numeric, spread_out)
     room = [{"m": short(low)}, {"m": short(high)}]
@@ -125,26 +131,28 @@ def _ends(
 
 @cache
 def _definition(
-    over: str, title: str, ticks: tuple[float, ...] | None, levels: tuple[float, ...] | None, numeric: bool, x_log: bool
-) -> Spec:
+    over: tuple[str, ...], title: str, ticks: tuple[float, ...] | None, levels: tuple[float, ...] | None,
+    numeric: bool, x_log: bool,
+) -> Spec:  # fmt: skip
     import altair as alt
 
-    y_scale = alt.Scale(type="log" if levels else "linear", nice=False, zero=not levels)
+    y_scale = log_or_linear(bool(levels))
     y = alt.Y("m:Q").scale(y_scale).title(title)
     if levels:
         y = y.axis(alt.Axis(values=list(levels)))
     if numeric:
         axis = alt.Axis(grid=False, format="d", values=list(ticks)) if ticks else alt.Axis(grid=False)
-        x = alt.X("x:Q").scale(alt.Scale(type="log" if x_log else "linear", nice=False, zero=False, padding=16))
-        x = x.axis(axis).title(over)
+        x = alt.X("x:Q").scale(log_or_linear(x_log, padding=16))
+        x = x.axis(axis).title(list(over))
     else:
-        x = alt.X("x:N").sort(None).scale(alt.Scale(type="point", padding=0.3)).axis(alt.Axis(labelAngle=0)).title(over)
+        x = alt.X("x:N").sort(None).scale(alt.Scale(type="point", padding=0.3)).axis(alt.Axis(labelAngle=0))
+        x = x.title(list(over))
     base = alt.Chart(alt.NamedData(name="rows")).encode(x=x, y=y)
     ends = alt.Chart(alt.NamedData(name="ends"))
     dash = alt.StrokeDash("d:N").scale(None).legend(None)
     drawn = [base.mark_line(strokeWidth=2).encode(detail="b:N", color=colour(), strokeDash=dash)] if numeric else []
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("x", type="quantitative" if numeric else "nominal",
-               title=over), alt.Tooltip("m:Q", title=title)]  # fmt: skip
+               title=over[0]), alt.Tooltip("m:Q", title=title)]  # fmt: skip
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
     stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
         x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())

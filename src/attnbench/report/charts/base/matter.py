@@ -26,8 +26,8 @@ class Table:
     processes: Mapping[str, Sequence[Record]]
     "the records behind each of them, by `Record.backend`"
     replicated: bool
-    mark: str
-    "what its figures' names end in, where a case was measured in several ways"
+    folder: str
+    "of its pictures; another for each way in which the case was measured"
 
     @cached_property
     def tied(self) -> tuple[str, ...] | None:
@@ -75,7 +75,7 @@ class Matter:
             records=sorted(there, key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0),
             processes=by_backend(records),
             replicated=self.replicated,
-            mark=f"-{count}" if count > 1 else "",
+            folder=slug(first.case_id) + (f"-{count}" if count > 1 else ""),
         )
 
 

@@ -37,6 +37,11 @@ class Panel:
         return ", ".join(axis_words(name, value) for name, value in self.fixed.items())
 
     @property
+    def goes_with(self) -> str:
+        """What changes along the axis: ``batch 16, 4, 1``."""
+        return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in self.following.items())
+
+    @property
     def ending(self) -> str:
         """End of its file's name: ``_causal_true``, then what else differs within the run."""
         causal = self.tables[0].case.get(ALWAYS_SAID)
@@ -55,7 +60,7 @@ def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) 
     """
     varying = differing(tables)
     key = [name for name in varying if name != axis]
-    following = []
+    following: list[str] = []
     for name in sorted(key, key=lambda one: (GLADLY.index(one) if one in GLADLY else len(GLADLY))):
         if name in keep or not all(_is_number(table.case.get(name)) for table in tables):
             continue

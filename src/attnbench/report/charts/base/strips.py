@@ -13,12 +13,24 @@ STEP = 24
 "Pixels a row."
 
 
+ON_A_PHONE = "containerSize()[0] < 460"
+"""Too narrow for names, plot and figures side by side: the figures stay in the table and the tooltip.
+Without a browser there is no container, and no such size."""
+
+
 def backends_axis() -> alt.Y:
     """Rows named by their backends; long names end in an ellipsis, the whole one is in the tooltip."""
     import altair as alt
 
-    axis = alt.Axis(ticks=False, domain=False, grid=True, gridDash=[1, 3], labelPadding=8)
+    axis = alt.Axis(ticks=False, domain=False, grid=True, gridDash=[1, 3], labelPadding=8, labelLimit=label_limit())
     return alt.Y("b:N").sort(None).title(None).axis(axis)
+
+
+def label_limit() -> alt.ExprRef:
+    """Pixels of a name left of the plot."""
+    import altair as alt
+
+    return alt.expr(f"{ON_A_PHONE} ? 96 : 190")
 
 
 def colour() -> alt.Color:
@@ -39,12 +51,21 @@ def figures_at_the_right(base: alt.Chart) -> alt.Chart:
     """The figure of each row (``t`` of the data) in a column beyond the plot."""
     import altair as alt
 
-    return base.mark_text(align="left", dx=10, style="label").encode(x=alt.value("width"), text="t:N")
+    text = alt.condition(ON_A_PHONE, alt.value(""), "t:N")
+    return base.mark_text(align="left", dx=10, style="label").encode(x=alt.value("width"), text=text)
+
+
+def log_or_linear(log: bool, **more: Any) -> alt.Scale:
+    """A scale that ends with the data, wherever that is from zero."""
+    import altair as alt
+
+    return alt.Scale(type="log", nice=False, **more) if log else alt.Scale(nice=False, zero=False, **more)
 
 
 def finished(chart: Any) -> Spec:
-    """The checked definition of a chart, for a container of any width, without data and look."""
-    spec: Spec = chart.properties(width="container", autosize={"type": "fit-x", "contains": "padding"}).to_dict()
+    """The definition of a chart, for a container of any width, without data and look."""
+    whole = chart.properties(width="container", autosize={"type": "fit-x", "contains": "padding"})
+    spec: Spec = whole.to_dict(validate=False)  # a tenth of a second each; tests validate every form
     for name in ("$schema", "config", "datasets"):
         spec.pop(name, None)
     return spec

@@ -1,0 +1,95 @@
+"""Columns of `store.rows` as quantities of a chart: found by name, with unit and title."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attnbench.errors import UsageError, unknown
+from attnbench.record import Record, Run
+from attnbench.report.charts.base.figure import slug
+from attnbench.report.charts.base.lines import Quantity, is_number
+from attnbench.report.charts.base.matter import Table
+from attnbench.store.rows import Row, columns, rows
+
+CASE = "case."
+OF_NO_RECORD = ("run.", "environment.", "repro", "workload", "case_id", "group", "backend", "version", "config",
+                "source_hash", "status", "reason", "notes", "kernels", "kernel_ms", "replicate")  # fmt: skip
+SHORT = {"time.median_ms": "time_ms", "rate.tflops": "tflops"}
+"As the older scripts' files are called."
+TITLES = {
+    "case.seqlen": ("sequence length", "tokens"),
+    "time.median_ms": ("median time", "ms"),
+    "rate.tflops": ("useful work", "TFLOP/s"),
+    "rate.executed_tflops": ("executed work", "TFLOP/s"),
+    "rate.gbps": ("useful traffic", "GB/s"),
+    "rate.percent_of_peak": ("share of the data sheet's roof", "%"),
+    "memory.peak_allocated_mb": ("peak memory allocated", "MiB"),
+    "memory.peak_reserved_mb": ("peak memory reserved", "MiB"),
+    "speedup.ratio": ("speed-up against the baseline", ""),
+    "power_w.median": ("board power", "W"),
+}
+UNITS = {"_ms": "ms", "tflops": "TFLOP/s", "gbps": "GB/s", "_mb": "MiB", "_mhz": "MHz", "_mhz_median": "MHz",
+         "_percent": "%", "flops": "FLOP", "bytes": "bytes"}  # fmt: skip
+
+
+class Columns:
+    """What can be drawn of some tables."""
+
+    def __init__(self, run: Run, tables: Sequence[Table]) -> None:
+        records = [record for table in tables for record in table.records]
+        # What stands behind a table of several processes is their combined record, not theirs.
+        drawn = dataclasses.replace(run, records=tuple(records))
+        self._rows: dict[int, Row] = {id(record): row for record, row in zip(records, rows(drawn), strict=True)}
+        self._kept = records
+        there = self._rows.values()
+        self.axes = [name for name in columns(drawn) if name.startswith(CASE)
+                     and any(row[name] is not None for row in there)]  # fmt: skip
+        self.measured = [name for name in columns(drawn) if not name.startswith((CASE, *OF_NO_RECORD))
+                         and any(_finite(row[name]) for row in there)]  # fmt: skip
+
+    def quantity(self, column: str) -> Quantity:
+        """The column as a quantity."""
+        title, unit = TITLES.get(column) or (_words(column), _unit(column))
+
+        def of(table: Table, record: Record) -> Any:
+            value = self._rows[id(record)][column]
+            return value if column.startswith(CASE) or _finite(value) else None
+
+        return Quantity(column, short_name(column), title, unit, of, may_log=unit not in ("TFLOP/s", "%", "W"))
+
+
+def resolve(who: str, flag: str, name: str, known: Iterable[str]) -> str:
+    """The column that `name` means: itself, its short name, or the one column that ends in it.
+
+    Raises:
+        UsageError: none or several; the message names those accepted.
+    """
+    known = list(dict.fromkeys(known))
+    spelled = name.replace("-", "_")
+    exact = [column for column in known if spelled in (column, column.removeprefix(CASE), short_name(column))]
+    found = exact[:1] or [column for column in known if column.endswith(f".{spelled}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{who}: {flag}={name} is the end of several; one of {', '.join(found)}")
+    raise unknown(who, flag, name, (SHORT.get(column, column.removeprefix(CASE)) for column in known))
+
+
+def short_name(column: str) -> str:
+    """The column as a file's name has it: time_ms, seqlen, actual_sparsity, memory.peak_allocated_mb."""
+    return SHORT.get(column) or slug(column.removeprefix(CASE).removeprefix("counters."))
+
+
+def _words(column: str) -> str:
+    return column.removeprefix(CASE).removeprefix("counters.").replace("_", " ").replace(".", " ")
+
+
+def _unit(column: str) -> str:
+    return next((unit for ending, unit in UNITS.items() if column.endswith(ending)), "")
+
+
+def _finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)

@@ -1,0 +1,145 @@
+"""Any quantity over any axis of the cases, or over anything measured: what `--x` and `--metric` ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from attnbench.record import Record, Run
+from attnbench.report.charts.base.columns import CASE, Columns, resolve
+from attnbench.report.charts.base.figure import Figure, run_folders, slug
+from attnbench.report.charts.base.ink import Inks
+from attnbench.report.charts.base.lines import Point, Quantity, is_number, lines, points_of
+from attnbench.report.charts.base.matter import Matter, Table
+from attnbench.report.charts.base.panels import LENGTH, Panel, differing, panels
+from attnbench.store.block import backend_name
+
+WHO = "attnbench report"
+FOLDERS = {LENGTH: "seq_len_plots", "actual_sparsity": "sparge_sparsity_plots"}
+"As the older scripts have them; other axes have folders of their own name."
+USUAL = ("time.median_ms", "rate.tflops")
+
+
+def figures_over(runs: Sequence[Run], x: str | None, metric: str | None) -> list[Figure]:
+    """Figures of `metric` over `x`, one for each set of cases that differ in nothing else.
+
+    Args:
+        runs: with their statistics derived.
+        x: name of an axis or a column of numbers; None: seqlen.
+        metric: name of a column of numbers; None: time and TFLOP/s.
+
+    Raises:
+        UsageError: a name is not known in any of the runs.
+    """
+    inks, matters = Inks(runs), [Matter(run) for run in runs]
+    found = [Columns(matter.run, matter.tables) for matter in matters]
+    axes = [name for one in found for name in one.axes]
+    measured = [name for one in found for name in one.measured]
+    over = resolve(WHO, "--x", x or LENGTH, axes + measured)
+    wanted = USUAL if metric is None else (resolve(WHO, "--metric", metric, measured),)
+    drawn = []
+    for matter, columns, place in zip(matters, found, run_folders(runs), strict=True):
+        if over in columns.axes + columns.measured:
+            quantities = [columns.quantity(name) for name in wanted if name in columns.measured]
+            drawn += [figure.of_run(matter.run.id, place)
+                      for figure in _of_run(matter, columns.quantity(over), quantities, inks)]  # fmt: skip
+    return drawn
+
+
+def _of_run(matter: Matter, x: Quantity, metrics: Sequence[Quantity], inks: Inks) -> Iterator[Figure]:
+    parts = matter.by_conditions()
+    for number, tables in enumerate(parts):
+        conditions = tables[0].conditions.words() if len(parts) > 1 else []
+        for panel in _panels(tables, x):
+            for metric in metrics:
+                yield from figure_over(panel, x, metric, inks, kind="plot", conditions=conditions,
+                                       mark=f"_{number + 1}" if number else "")  # fmt: skip
+
+
+def _panels(tables: Sequence[Table], x: Quantity) -> list[Panel]:
+    """Over an axis the cases along it; over a measured quantity those along the axis that moves it, too."""
+    if x.column.startswith(CASE):
+        return panels([table for table in tables if x.column.removeprefix(CASE) in table.case],
+                      x.column.removeprefix(CASE))  # fmt: skip
+    found = panels(tables, None)
+    if any(_is_line(points_of(panel.tables, x, x, line_of(x))) for panel in found):
+        return found
+    numbers = [name for name in differing(tables) if name != LENGTH
+               and all(is_number(table.case.get(name)) for table in tables)]  # fmt: skip
+    moving = max(numbers, key=lambda name: len({table.case[name] for table in tables}), default=None)
+    along = [] if moving is None else panels(tables, moving)
+    return along if any(_is_line(points_of(panel.tables, x, x, line_of(x))) for panel in along) else found
+
+
+def line_of(x: Quantity) -> Callable[[Record], str]:
+    """Of configurations of one backend that a measured quantity tells apart, one line."""
+    return backend_name if x.column.startswith(CASE) else base_name
+
+
+def base_name(record: Record) -> str:
+    """The backend without its configuration."""
+    return record.backend.partition("[")[0]
+
+
+def _is_line(points: Sequence[Point]) -> bool:
+    seen: dict[str, set[object]] = {}
+    for point in points:
+        seen.setdefault(point.line, set()).add(point.x)
+    return any(len(values) > 1 for values in seen.values())
+
+
+def figure_over(
+    panel: Panel, x: Quantity, metric: Quantity, inks: Inks, *, kind: str, conditions: Sequence[str] = (),
+    mark: str = "",
+) -> Iterator[Figure]:  # fmt: skip
+    """The figure of one panel, named as the older scripts name theirs; none for a single place on x.
+
+    Args:
+        panel: whose tables.
+        x: what it is over.
+        metric: what it shows.
+        inks: of the page.
+        kind: of the figure.
+        conditions: how it was measured, where that differs within the run.
+        mark: what its name ends in then.
+    """
+    points = points_of(panel.tables, x, metric, line_of(x))
+    if len({point.x for point in points}) < 2:
+        return
+    words = ", ".join(filter(None, (panel.words, *conditions)))
+    yield Figure(
+        name=_name(panel, x, metric) + mark,
+        folder=_folder(panel, x),
+        kind=kind,
+        title=f"{metric.heading} over {x.title}" + (f": {words}" if words else ""),
+        alt=_alt(points, x, metric) + (f", {words}." if words else "."),
+        spec=lines(points, x, metric, inks, panel.goes_with),
+    )
+
+
+def _name(panel: Panel, x: Quantity, metric: Quantity) -> str:
+    """``time_ms_causal_false``; over anything but the length ``time_ms_actual_sparsity_seq32768_causal_false``."""
+    if x.column == CASE + LENGTH:
+        return slug(metric.short) + panel.ending
+    lengths = {table.case.get(LENGTH) for table in panel.tables}
+    length = f"_seq{slug(*lengths)}" if len(lengths) == 1 and None not in lengths else ""
+    rest = {axis: value for axis, value in panel.fixed.items() if axis != LENGTH}
+    return f"{slug(metric.short)}_{slug(x.short)}{length}{dataclasses.replace(panel, fixed=rest).ending}"
+
+
+def _folder(panel: Panel, x: Quantity) -> str:
+    """As the older scripts have them; of lengths another one for each share of blocks left out: ``_30``."""
+    share = panel.tables[0].case.get("sparsity") if x.short == LENGTH else None
+    name = FOLDERS.get(x.short, f"{slug(x.short)}_plots")
+    return f"{name}_{round(100 * share)}" if is_number(share) and share else name
+
+
+def _alt(points: Sequence[Point], x: Quantity, metric: Quantity) -> str:
+    text = f"{metric.heading} of {len({point.line for point in points})} backends over {x.title}"
+    best = {"time.median_ms": min, "rate.tflops": max}.get(metric.column)
+    places = list(dict.fromkeys(point.x for point in points))
+    if best is None or not x.column.startswith(CASE):
+        return text
+    leaders = [best((point for point in points if point.x == place), key=lambda point: point.y) for place in places]
+    return f"{text}; best " + ", ".join(
+        f"{point.line} at {point.x} ({point.y:.3g} {metric.unit})" for point in leaders)  # fmt: skip
