@@ -163,7 +163,7 @@ def _definition(with_executed: bool) -> Spec:
     x_scale = alt.Scale(type="log", nice=False)
     y_scale = alt.Scale(type="log", nice=False)
     title = "TFLOP/s (filled: useful work; hollow: executed)" if with_executed else "useful work, TFLOP/s"
-    x = alt.X("x:Q").scale(x_scale).axis(alt.Axis(tickCount=6)).title("arithmetic intensity, useful FLOP/byte")
+    x = alt.X("x:Q").scale(x_scale).axis(alt.Axis(tickCount=6)).title("arithmetic intensity, FLOP/byte")
     y = alt.Y("m:Q").scale(y_scale).axis(alt.Axis(tickCount=6)).title(title)
     points, roofs, said, room = (alt.Chart(alt.NamedData(name=name)) for name in ("rows", "roofs", "said", "room"))
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("i:N", title="case"), alt.Tooltip("t:N", title="rate"),

@@ -16,6 +16,7 @@ from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
 from attnbench.store import figures
 from attnbench.store.block import backend_name
+from attnbench.store.replicates import Processes
 
 MOST_SAMPLES = 40
 "Drawn of one record."
@@ -66,9 +67,11 @@ def _row(record: Record, table: Table, unit: figures.Unit, inks: Inks) -> dict[s
         return None if value is None else short(value * scale)
 
     half, median = figures.time_half(time), time.median_ms or 0.0
-    samples = [sample for member in table.processes[record.backend] if member.time for sample in member.time.samples_ms]
-    half = None if half is None else half * scale
-    label = " ".join(filter(None, (figures.measured(median * scale, half), figures.margin(median * scale, half))))
+    members = table.processes[record.backend]
+    samples = [sample for member in members if member.time for sample in member.time.samples_ms]
+    spread = Processes(members, len(members)).spread_ms if table.replicated else None
+    half, doubt = (None if value is None else value * scale for value in (half, half if spread is None else spread))
+    label = " ".join(filter(None, (figures.measured(median * scale, doubt), figures.margin(median * scale, half))))
     return row(
         b=backend_name(record), c=ink.colour, g=ink.shape, m=at(median), l=at(time.ci_low_ms), h=at(time.ci_high_ms),
         t=f"{label} {unit.name}", n=time.num_samples, s=[at(sample) for sample in drawn_samples(samples)],

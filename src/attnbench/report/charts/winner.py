@@ -36,12 +36,12 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
         following.add(panel.goes_with)
         for table in panel.tables:
             column = table.case_id if across is None else str(table.case.get(across))
-            cells.append(_cell(table, inks) | {"x": column, "y": panel.words or "all"})
+            cells.append(_cell(table, inks) | {"x": column, "y": panel.words})
     columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(tables, across, text))
     title = "sequence length" if across == LENGTH else across or "case"
     goes_with = following.pop() if len(following) == 1 else ""
     rows = len({cell["y"] for cell in cells})
-    parts = max(cell["y"].count(", ") for cell in cells) + 1
+    tall = max(CELL, LINE * (1 + max(cell["y"].count(", ") for cell in cells)))
     clear = [cell for cell in cells if "c" in cell]
     wins: dict[str, int] = {}
     for cell in clear:
@@ -54,7 +54,7 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
         kind="winner",
         title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
         alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
-        spec=filled(_definition(title, goes_with, tuple(columns)), {"cells": cells}, height=rows * max(CELL, LINE * parts)),
+        spec=filled(_definition(title, goes_with, tuple(columns)), {"cells": cells}, height=rows * tall),
     )
 
 

@@ -20,6 +20,9 @@ ALWAYS_SAID = "causal"
 GLADLY = ("seqlen_k", "scaling_seqlen", "batch")
 "Axes that usually go with the length: tried first."
 
+LONGEST = 48
+"Letters that fit below an axis of a narrow plot."
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -38,8 +41,12 @@ class Panel:
 
     @property
     def goes_with(self) -> str:
-        """What changes along the axis: ``batch 16, 4, 1``."""
-        return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in self.following.items())
+        """What changes along the axis: ``batch 16, 4, 1``; of much of it the names, or some of them."""
+        whole = "; ".join(f"{name} {', '.join(map(_brief, values))}" for name, values in self.following.items())
+        if len(whole) <= LONGEST:
+            return whole
+        names = list(self.following)
+        return "with " + ", ".join(names[:3]) + (f" and {len(names) - 3} more axes" if len(names) > 3 else "")
 
     @property
     def ending(self) -> str:
@@ -103,6 +110,10 @@ def _panel(members: list[Table], key: Sequence[str], following: Sequence[str], a
 
 def _key(table: Table, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(json.dumps(table.case.get(name), sort_keys=True, default=str) for name in names)
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _is_number(value: Any) -> bool:
