@@ -1,0 +1,81 @@
+"""Which category a kernel belongs to, by the rules of `categories.toml` and those of a user."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UsageError, refusal
+
+ATTENTION, MATMUL, COPY, ADD = "attention", "matmul", "copy", "elementwise add"
+NORMALISATION, EMBEDDING, MEMORY_COPY, IDLE, OTHER = "normalisation", "embedding", "memory copy", "idle", "other"
+ORDER = (ATTENTION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, OTHER, MEMORY_COPY, IDLE)
+"""In tables; a user's own categories come before `other`."""
+
+SHIPPED = Path(__file__).with_name("categories.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A category and the expression that is found in the names of its kernels."""
+
+    category: str
+    match: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Rules in order; the first that matches decides."""
+
+    rules: tuple[Rule, ...]
+
+    def of(self, name: str) -> str:
+        """Category of a kernel; `other` where no rule matches."""
+        return next((rule.category for rule in self.rules if rule.match.search(name)), OTHER)
+
+
+def load(file: str | None = None) -> Categories:
+    """The shipped rules, after those of a file.
+
+    Raises:
+        UsageError: the file cannot be read or is no list of rules.
+    """
+    own = () if file is None else _read(Path(file), f"categories {file}")
+    return Categories((*own, *_shipped()))
+
+
+@cache
+def _shipped() -> tuple[Rule, ...]:
+    return _read(SHIPPED, "categories")
+
+
+def _read(path: Path, who: str) -> tuple[Rule, ...]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:  # TOML's own and UTF-8's mistakes are ValueErrors
+        words = getattr(error, "strerror", None) or str(error)
+        raise UsageError(refusal(who, "file", path.name, f"cannot be read ({words})", "a TOML file")) from None
+    rules = data.pop("rule", None)
+    if data or not isinstance(rules, list) or not rules:
+        field = next(iter(data), "rule")
+        raise UsageError(refusal(who, "field", field, "is not what it should hold",
+                                 "[[rule]] tables with category and match"))
+    return tuple(_rule(rule, f"{who}: rule {number}") for number, rule in enumerate(rules, start=1))
+
+
+def _rule(rule: Any, who: str) -> Rule:
+    if not isinstance(rule, dict) or set(rule) != {"category", "match"} or not all(
+            isinstance(value, str) and value.strip() for value in rule.values()):
+        shown = ",".join(rule) if isinstance(rule, dict) else rule
+        raise UsageError(refusal(who, "fields", shown, "are wrong", "category and match, each a text"))
+    if rule["category"] == IDLE:
+        raise UsageError(refusal(who, "category", IDLE, "is the time when no kernel runs", "another name"))
+    try:
+        return Rule(rule["category"], re.compile(rule["match"]))
+    except re.error as error:
+        raise UsageError(refusal(who, "match", rule["match"], f"is no regular expression ({error})",
+                                 "one as Python's re has them")) from None

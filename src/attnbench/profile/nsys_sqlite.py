@@ -1,0 +1,132 @@
+"""What `nsys export --type sqlite` writes: every kernel, copy, API call and range, with whole names.
+
+Kernels belong to ranges by the API call that launched them (same process and correlation id), so
+that a launch counts for the range it was made in, however much later the GPU came to it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from attnbench.errors import RunFileError, refusal
+from attnbench.profile.capture import Capture
+from attnbench.profile.categories import Categories
+from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, span
+
+MAGIC = b"SQLite format 3\0"
+ACCEPTED = "a file that `nsys export --type sqlite` wrote"
+KERNEL, MEMCPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+RUNTIME, GRAPH = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+RANGE_TYPES = (59, 60, 70, 71)
+"""NVTX events with two ends: push/pop and start/end, of the C and of the managed interface."""
+
+COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer"}
+PROCESS = ~0xFFFFFF
+"""A global thread id holds the thread in its lowest 24 bits; the rest names the process."""
+
+WHOLE_GRAPHS = ("CUDA graphs are in it as wholes, without their kernels: nsys profile --cuda-graph-trace=node "
+                "takes them apart")
+
+
+def parse(path: Path, *, name: str, rules: Categories) -> Capture:
+    """Read an export.
+
+    Args:
+        path: of the file, opened for reading only.
+        name: of the capture.
+        rules: categories.
+
+    Raises:
+        RunFileError: it is cut short, locked, not an export, or holds nothing of a GPU.
+    """
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
+        try:
+            return _read(database, path.name, name, rules)
+        finally:
+            database.close()
+    except sqlite3.Error as error:
+        raise RunFileError(refusal("nsys", "capture", path.name, f"cannot be read ({error})", ACCEPTED)) from None
+
+
+def _read(database: sqlite3.Connection, source: str, name: str, rules: Categories) -> Capture:
+    there = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+    if "StringIds" not in there:
+        raise RunFileError(refusal("nsys", "capture", source, "has no table StringIds", ACCEPTED))
+    graphs = GRAPH in there and database.execute(f"SELECT count(*) FROM {GRAPH}").fetchone()[0]
+    line = _timeline(database, there)
+    if not line.events:
+        wrong = "holds whole CUDA graphs only" if graphs else "holds no kernel and no copy of a GPU"
+        raise RunFileError(refusal("nsys", "capture", source, wrong, "a capture whose window saw launches",
+                                   WHOLE_GRAPHS if graphs else ""))
+    window, busy = span(line.events)
+    return Capture(
+        tool="nsys", name=name, source=source, device=_device(database, there), kernels=line.kernels(rules),
+        ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy,
+        notes=(WHOLE_GRAPHS,) if graphs else ())
+
+
+def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
+    instances = _instances(database) if "NVTX_EVENTS" in there else []
+    calls: dict[str, list[float]] = defaultdict(list)
+    points = []
+    if RUNTIME in there:
+        for start, end, thread, correlation, text in database.execute(
+                f"SELECT r.start, r.end, r.globalTid, r.correlationId, s.value FROM {RUNTIME} r "
+                "LEFT JOIN StringIds s ON s.id = r.nameId"):
+            calls[_plain(text)].append(float(end - start))
+            points.append((thread, start, (thread & PROCESS, correlation)))
+    open_then = enclosing(instances, points)
+    events = [*_kernels(database, open_then)] if KERNEL in there else []
+    for table in (MEMCPY, MEMSET):
+        if table in there:
+            events += _copies(database, table, open_then)
+    return Timeline(events, instances, calls)
+
+
+def _plain(text: str | None) -> str:
+    """``cudaLaunchKernel_v7000`` without the version of the interface."""
+    return (text or "?").partition("_v")[0]
+
+
+def _instances(database: sqlite3.Connection) -> list[Instance]:
+    columns = _columns(database, "NVTX_EVENTS")
+    text = "COALESCE(n.text, s.value)" if "textId" in columns else "n.text"
+    join = "LEFT JOIN StringIds s ON s.id = n.textId" if "textId" in columns else ""
+    return [Instance(text or "?", float(start), float(end), thread) for start, end, thread, text in database.execute(
+        f"SELECT n.start, n.end, n.globalTid, {text} FROM NVTX_EVENTS n {join} "
+        f"WHERE n.end IS NOT NULL AND n.eventType IN {RANGE_TYPES} ORDER BY n.start")]
+
+
+def _kernels(database: sqlite3.Connection, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
+    for start, end, process, correlation, text, *shape in database.execute(
+            "SELECT k.start, k.end, k.globalPid, k.correlationId, COALESCE(d.value, h.value), "
+            f"k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ FROM {KERNEL} k "
+            "LEFT JOIN StringIds d ON d.id = k.demangledName LEFT JOIN StringIds h ON h.id = k.shortName "
+            "ORDER BY k.start"):
+        ranges = open_then.get((process, correlation), ())
+        yield Event("kernel", text or "?", float(start), float(end), ranges, grid=tuple(shape[:3]),
+                    block=tuple(shape[3:]))
+
+
+def _copies(database: sqlite3.Connection, table: str, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
+    kind = "copyKind" if table == MEMCPY else "NULL"
+    for start, end, process, correlation, size, copied in database.execute(
+            f"SELECT start, end, globalPid, correlationId, bytes, {kind} FROM {table} ORDER BY start"):
+        words = COPY_KINDS.get(copied, f"kind {copied}") if table == MEMCPY else ""
+        yield Event("copy", f"[CUDA memcpy {words}]" if words else "[CUDA memset]", float(start), float(end),
+                    open_then.get((process, correlation), ()), bytes=size)
+
+
+def _device(database: sqlite3.Connection, there: set[str]) -> str | None:
+    if "TARGET_INFO_GPU" not in there or "name" not in _columns(database, "TARGET_INFO_GPU"):
+        return None
+    row = database.execute("SELECT name FROM TARGET_INFO_GPU LIMIT 1").fetchone()
+    return row[0] if row else None
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}

@@ -1,0 +1,98 @@
+"""A capture taken earlier: what it is, found out from its content, and read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
+from attnbench.profile import capture, ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
+from attnbench.profile.capture import Capture
+from attnbench.profile.categories import Categories
+
+HEAD = 1 << 16
+NCU_MAGIC = b"NVR\0"
+"""First bytes of an ncu report."""
+
+SUFFIXES = re.compile(r"(\.(ncu-rep|sqlite|csv|tsv|txt|log|json|gz|pt|trace))+$")
+NSYS = (".nsys-rep", ".qdrep")
+ACCEPTED = ("an .ncu-rep, ncu's CSV (--page raw --csv), nsys's SQLite export, what `nsys stats` printed, a trace of "
+            "torch.profiler, or what attnbench profile --json wrote")
+
+
+def read(path: str | Path, rules: Categories) -> tuple[Capture, ...]:
+    """Read a capture of any of the tools, in any of their formats.
+
+    Args:
+        path: of the file.
+        rules: categories; a capture of our own JSON is sorted anew by them.
+
+    Returns:
+        One capture, or those of our own JSON.
+
+    Raises:
+        UsageError: there is no such file.
+        RunFileError: it is cut short or none of the formats.
+        Unavailable: only a tool that is not here can read it.
+    """
+    path = Path(path)
+    head = _head(path)
+    name = SUFFIXES.sub("", path.name).removeprefix("profile_") or path.name
+    if head.startswith(nsys_sqlite.MAGIC):
+        return (nsys_sqlite.parse(path, name=name, rules=rules),)
+    if path.suffix == ".ncu-rep" or head.startswith(NCU_MAGIC):
+        return (ncu_rep.parse(path, name=name, rules=rules),)
+    if path.suffix in NSYS:
+        raise Unavailable(refusal("nsys", "capture", path.name, "is in a format that only nsys reads", "its SQLite "
+                                  "export", f"where nsys is: nsys export --type sqlite {path.name}"))
+    if head.startswith(torch_trace.GZIP):
+        return (torch_trace.parse(path, name=name, rules=rules),)
+    return _text(path, head, name, rules)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        raise UsageError(refusal("profile", "--from", path, f"cannot be read ({words})", ACCEPTED)) from None
+    if not head.strip():
+        raise RunFileError(refusal("profile", "--from", path.name, "is empty", ACCEPTED))
+    return head
+
+
+def _text(path: Path, head: bytes, name: str, rules: Categories) -> tuple[Capture, ...]:
+    start = head.decode("utf-8-sig", errors="replace").lstrip()
+    if start.startswith(("{", "[")):
+        if capture.FORMAT.split(" ")[0] in start[:200]:
+            return _own(path, rules)
+        return (torch_trace.parse(path, name=name, rules=rules),)
+    try:
+        text = path.read_text(encoding=_encoding(head))
+    except UnicodeDecodeError:
+        raise RunFileError(refusal("profile", "--from", path.name, "is none of the known formats", ACCEPTED)) from None
+    if ncu_csv.looks_like(text):
+        return (ncu_csv.parse(text, name=name, source=path.name, rules=rules),)
+    if nsys_text.looks_like(text):
+        return (nsys_text.parse(text, name=name, source=path.name, rules=rules),)
+    raise RunFileError(refusal("profile", "--from", path.name, "is none of the known formats", ACCEPTED))
+
+
+def _encoding(head: bytes) -> str:
+    """UTF-8, or UTF-16 as PowerShell writes what is sent into a file."""
+    return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+
+
+def _own(path: Path, rules: Categories) -> tuple[Capture, ...]:
+    import dataclasses
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise RunFileError(refusal("profile", "--from", path.name, "is not text in UTF-8", ACCEPTED)) from None
+    return tuple(dataclasses.replace(one, kernels=tuple(
+        dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels))
+        for one in capture.loads(text, path.name))
+
+

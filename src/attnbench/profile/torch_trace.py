@@ -1,0 +1,111 @@
+"""What torch.profiler exports: a Chrome trace in JSON, with CUPTI's times of kernels and copies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import RunFileError, refusal
+from attnbench.profile.capture import Capture
+from attnbench.profile.categories import Categories
+from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, span
+
+GZIP = b"\x1f\x8b"
+NS = 1e3
+"""A trace counts in microseconds."""
+
+COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+API = ("cuda_runtime", "cuda_driver", "runtime", "driver")
+OURS = "attnbench"
+"""Key of the metadata that our target writes into its trace."""
+
+ACCEPTED = "a trace that torch.profiler exported (export_chrome_trace)"
+
+
+def parse(path: Path, *, name: str, rules: Categories) -> Capture:
+    """Read a trace, packed with gzip or not.
+
+    Raises:
+        RunFileError: it is cut short, no trace, or holds no GPU activity.
+    """
+    source = path.name
+    data = _load(path)
+    traced = data.get("traceEvents")
+    if not isinstance(traced, list):
+        raise RunFileError(refusal("torch", "capture", source, "has no traceEvents", ACCEPTED))
+    line = _timeline([one for one in traced if isinstance(one, dict) and one.get("ph") == "X"], source)
+    if not line.events:
+        raise RunFileError(refusal("torch", "capture", source, "holds no kernel and no copy of a GPU",
+                                   "a trace taken with ProfilerActivity.CUDA on a GPU"))
+    window, busy = span(line.events)
+    ours, cards = data.get(OURS), data.get("deviceProperties")
+    ours = ours if isinstance(ours, dict) else {}
+    card = cards[0].get("name") if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
+    return Capture(
+        tool="torch", tool_version=_text(ours.get("torch")), name=name, source=source, command=_text(
+            ours.get("command")), device=_text(card), kernels=line.kernels(rules), ranges=line.ranges(),
+        copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy)
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        raw = path.read_bytes()
+        data = json.loads(gzip.decompress(raw) if raw.startswith(GZIP) else raw)
+    except (OSError, EOFError, ValueError, zlib.error):
+        raise RunFileError(refusal("torch", "capture", path.name, "is cut short or is no JSON", ACCEPTED)) from None
+    return {"traceEvents": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
+    calls: dict[str, list[float]] = defaultdict(list)
+    instances: list[Instance] = []
+    points = []
+    device = []
+    try:
+        for one in traced:
+            kind = str(one.get("cat", "")).casefold()
+            start = NS * float(one["ts"])
+            end = start + NS * float(one.get("dur", 0.0))
+            thread = (one.get("pid"), one.get("tid"))
+            if kind == "kernel" or kind in COPIES:
+                device.append((one, "kernel" if kind == "kernel" else "copy", start, end))
+            elif kind in API:
+                calls[str(one["name"])].append(end - start)
+                points.append((thread, start, _correlation(one)))
+            elif kind == "user_annotation":
+                instances.append(Instance(str(one["name"]), start, end, thread))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFileError(refusal("torch", "capture", source, f"has an event that cannot be read ({error})",
+                                   ACCEPTED)) from None
+    open_then = enclosing(instances, points)
+    events = [_event(one, kind, start, end, open_then) for one, kind, start, end in device]
+    return Timeline(sorted(events, key=lambda event: event.start), instances, calls)
+
+
+def _correlation(one: Mapping[str, Any]) -> Any:
+    arguments = one.get("args")
+    return arguments.get("correlation", arguments.get("External id")) if isinstance(arguments, dict) else None
+
+
+def _event(one: Mapping[str, Any], kind: str, start: float, end: float,
+           open_then: Mapping[object, tuple[int, ...]]) -> Event:
+    given = one.get("args")
+    arguments: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    size = arguments.get("bytes")
+    ranges = open_then.get(_correlation(one), ())
+    return Event(kind, str(one["name"]), start, end, ranges, bytes=size if isinstance(size, int) else None,
+                 grid=_shape(arguments.get("grid")), block=_shape(arguments.get("block")))
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    whole = isinstance(value, list) and len(value) == 3 and all(isinstance(one, int) for one in value)
+    return tuple(value) if whole and isinstance(value, list) else None

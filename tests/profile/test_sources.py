@@ -1,0 +1,76 @@
+"""--from: what a file is, found out from its content; and files that are none."""
+
+import json
+import shutil
+
+import made_up_captures as made
+import pytest
+
+from attnbench.errors import RunFileError, Unavailable, UsageError
+from attnbench.profile import capture, categories, sources
+
+
+def test_every_format_by_its_content(tmp_path, rules, monkeypatch, fake_tools):
+    made.nsys_sqlite(tmp_path / "a.any")
+    made.write_trace(tmp_path / "b.any")
+    (tmp_path / "c.any").write_text(made.ncu_raw())
+    (tmp_path / "d.any").write_bytes(b"NVR\0anything")
+    shutil.copy(made.CAPTURES / "nsys-2025.5.2-kern.txt", tmp_path / "e.any")
+    (tmp_path / "f.any").write_text((made.CAPTURES / "nsys-2025.5.2-kern.txt").read_text(), encoding="utf-16")
+    monkeypatch.setitem(__import__("sys").modules, "ncu_report", None)
+    tools = [one.tool for name in "abcdef" for one in sources.read(tmp_path / f"{name}.any", rules)]
+    assert tools == ["nsys", "torch", "ncu", "ncu", "nsys", "nsys"]
+
+
+@pytest.mark.parametrize(("file", "name"), [
+    ("profile_fa.sqlite", "fa"), ("profile_sparge_fp8.sqlite", "sparge_fp8"), ("x.2025.sqlite", "x.2025"),
+    ("profile_.sqlite", "profile_.sqlite")])
+def test_the_column_is_named_after_the_file(tmp_path, rules, file, name):
+    assert sources.read(made.nsys_sqlite(tmp_path / file), rules)[0].name == name
+
+
+def test_what_we_wrote_comes_back_and_is_sorted_anew(tmp_path, rules):
+    first = sources.read(made.write_trace(tmp_path / "x.trace.json"), rules)
+    kept = tmp_path / "captures.json"
+    kept.write_text(capture.dumps(first))
+    assert sources.read(kept, rules) == first
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[rule]]\ncategory = 'mine'\nmatch = 'flash'\n")
+    assert sources.read(kept, categories.load(str(mine)))[0].kernels[0].category == "mine"
+
+
+@pytest.mark.parametrize("name", ["x.nsys-rep", "x.qdrep"])
+def test_a_report_that_only_nsys_reads(tmp_path, rules, name):
+    path = tmp_path / name
+    path.write_bytes(b"\x01\x02")
+    with pytest.raises(Unavailable, match=f"nsys export --type sqlite {name}"):
+        sources.read(path, rules)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "is empty"), (b" \n", "is empty"), (b"hello\nworld\n", "is none of the known formats"),
+    (b"\x7fELF\x02\x01\x00\xff\xfe", "is none of the known formats"), (b"\xff\xfe\x00", "is none of the known formats"),
+    (b'{"format": "attnbench-capture 1", "captures": [', "is cut short"),
+    (b'{"format": "attnbench-capture 9", "captures": []}', "attnbench-capture 9 is not known"),
+    (b'{"format": "attnbench-capture 1", "captures": [{"tool": 3}]}', "is not a str"),
+    (b'{"schema": 1, "run": {}}', "has no traceEvents"), (b"[1, 2", "is cut short")])
+def test_a_file_that_is_none(tmp_path, rules, content, words):
+    path = tmp_path / "x.dat"
+    path.write_bytes(content)
+    with pytest.raises(RunFileError) as refused:
+        sources.read(path, rules)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_and_a_folder(tmp_path, rules):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read"):
+            sources.read(path, rules)
+
+
+def test_json_of_captures_keeps_everything(tmp_path, rules):
+    (tmp_path / "x.csv").write_text(made.ncu_raw())
+    first = sources.read(tmp_path / "x.csv", rules)
+    assert capture.loads(capture.dumps(first), "x") == first
+    assert json.loads(capture.dumps(first))["captures"][0]["kernels"][0]["counters"]["instructions_per_cycle"] is None

@@ -1,0 +1,61 @@
+"""Traces of torch.profiler: synthetic after torch 2.11's, and a real one of this machine's CPU."""
+
+import gzip
+import json
+
+import made_up_captures as made
+import pytest
+
+from attnbench.errors import RunFileError
+from attnbench.profile import torch_trace
+
+
+def test_kernels_ranges_copies_and_api(tmp_path, rules):
+    found = torch_trace.parse(made.write_trace(tmp_path / "x.trace.json"), name="x", rules=rules)
+    (flash,) = found.kernels
+    assert (flash.backend, flash.case, flash.calls, flash.category) == ("sdpa-flash", made.CASE, 2, "attention")
+    assert (flash.total_ms, flash.min_ms, flash.max_ms) == pytest.approx((0.084, 0.040, 0.044))
+    assert (flash.grid, flash.block) == ((8, 2, 8), (128, 1, 1))
+    (ours,) = found.ranges
+    # 300-340; 350-400, the copy that a second thread asked for in the range's time included
+    assert (ours.calls, ours.gpu_ms, ours.busy_ms, ours.host_ms) == pytest.approx((2, 0.090, 0.090, 0.100))
+    assert [(row.operation, row.calls) for row in found.copies] == [("Memcpy DtoD (Device -> Device)", 1)]
+    assert {row.name: row.calls for row in found.api} == {"cudaLaunchKernel": 2, "cuLaunchKernel": 1}
+    assert (found.window_ms, found.busy_ms) == pytest.approx((0.100, 0.090))
+    assert (found.device, found.tool_version) == ("NVIDIA H200", "2.11.0")
+
+
+def test_packed_and_bare_lists(tmp_path, rules):
+    packed = tmp_path / "x.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(made.torch_trace()["traceEvents"]).encode()))
+    assert len(torch_trace.parse(packed, name="x", rules=rules).kernels) == 1
+
+
+def test_a_trace_of_a_cpu_is_refused(tmp_path, rules):
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.ones(8).sum()
+    path = tmp_path / "cpu.json"
+    profiler.export_chrome_trace(str(path))
+    with pytest.raises(RunFileError, match=r"cpu\.json holds no kernel and no copy of a GPU"):
+        torch_trace.parse(path, name="x", rules=rules)
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda data: json.dumps(data)[:400], lambda data: "{}", lambda data: '{"traceEvents": 3}', lambda data: "[]",
+    lambda data: json.dumps({**data, "traceEvents": [{**one, "ts": "soon"} for one in data["traceEvents"]]}),
+    lambda data: json.dumps({**data, "traceEvents": [3, None, "x"]})])
+def test_a_trace_that_cannot_be_read(tmp_path, rules, spoil):
+    path = tmp_path / "x.json"
+    path.write_text(spoil(made.torch_trace()))
+    with pytest.raises(RunFileError, match=r"torch: capture=x\.json"):
+        torch_trace.parse(path, name="x", rules=rules)
+
+
+def test_a_packed_trace_that_is_cut_short(tmp_path, rules):
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(made.torch_trace()).encode())[:200])
+    with pytest.raises(RunFileError, match="is cut short"):
+        torch_trace.parse(path, name="x", rules=rules)
