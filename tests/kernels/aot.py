@@ -8,6 +8,11 @@ put beside the environment by `make test`); the two run at the same time and rea
     for triton, found in compile_with(tritons(), jobs).items():
         assert found["fwd-128"].tensor_core and not found["fwd-128"].spills
 
+`recorded` makes the jobs of whatever a launcher launches, with the arguments it gives:
+
+    with recorded(some_module, "kernel", capability=90) as jobs:
+        launch(x, config)                       # launches nothing; tensors may lie on the CPU or be "meta"
+
 Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
 divisible by 16, as the launcher finds out of every aligned pointer and stride.
 """
@@ -21,7 +26,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +69,8 @@ class Compiled:
     "bytes of shared memory"
     warps: int
     "of a program, those that a specialised loop adds included"
+    waits: int
+    "for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
 
@@ -70,6 +78,75 @@ class Compiled:
     def tensor_core(self) -> int:
         """Matrix products of the tensor cores in the code."""
         return sum(self.sass.get(name, 0) for name in TENSOR_CORE)
+
+    @property
+    def serialized(self) -> bool:
+        """Whether each warpgroup product (sm_90) waits for the one before: several times slower, and no error."""
+        return 1 < self.sass.get("HGMMA", 0) <= self.waits
+
+
+@contextmanager
+def recorded(module: Any, *names: str, capability: int) -> Iterator[list[Job]]:
+    """Launch none of these kernels of a module while open, but note each launch as a job.
+
+    Args:
+        module: whose attributes the kernels are, not imported to be interpreted.
+        names: of the kernels.
+        capability: of the card the jobs are for.
+
+    Yields:
+        The jobs so far, labelled with the kernel's name and a number.
+    """
+    jobs: list[Job] = []
+    kernels = {name: getattr(module, name) for name in names}
+    for name, kernel in kernels.items():
+        setattr(module, name, _Launches(jobs, name, kernel, capability))
+    try:
+        yield jobs
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+class _Launches:
+    """Stands for a kernel: ``kernel[grid](...)`` notes a job."""
+
+    def __init__(self, jobs: list[Job], name: str, kernel: Any, capability: int) -> None:
+        self.jobs, self.name, self.kernel, self.capability = jobs, name, kernel, capability
+
+    def __getitem__(self, grid: tuple[int, ...]) -> _Launches:
+        return self
+
+    def __call__(self, *values: Any, **named: Any) -> None:
+        given = dict(zip(self.kernel.arg_names, values, strict=False)) | named
+        options = {name: given.pop(name) for name in list(given) if name not in self.kernel.arg_names}
+        constexprs = {param.name for param in self.kernel.params if param.is_constexpr}
+        spelled = {name: _spell(value) for name, value in given.items() if name not in constexprs}
+        arguments = {name: text for name, text in spelled.items() if text is not None}
+        self.jobs.append(Job(
+            f"{self.name} {len(self.jobs)}", f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}", arguments,
+            {name: value for name, value in given.items() if name not in arguments}, self.capability,
+            options.pop("num_warps", 4), options.pop("num_stages", 3), options))
+
+
+_SPELLED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64", "uint8": "u8",
+            "int8": "i8", "int16": "i16", "bool": "i1"}
+
+
+def _spell(value: Any) -> str | None:
+    """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1."""
+    if value is None or (type(value) is int and value == 1):
+        return None
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return ("i32" if -2**31 <= value < 2**31 else "i64") + ":16" * (value % 16 == 0)
+    if isinstance(value, float):
+        return "fp32"
+    dtype = _SPELLED[str(getattr(value, "base", value).dtype).removeprefix("torch.")]
+    if hasattr(value, "block_shape"):
+        return f"tensordesc<{dtype}{list(value.block_shape)}>"
+    return f"*{dtype}" + ":16" * (value.data_ptr() % 16 == 0)
 
 
 def tritons() -> dict[str, Path | None]:
@@ -159,7 +236,8 @@ def _compile(job: Job) -> Compiled:
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     registers, sass = _inspect(compiled.asm["cubin"])
-    return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0), sass=sass,
+    return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
+                    waits=sass.pop("WARPGROUP.DEPBAR", 0), sass=sass,
                     shared=compiled.metadata.shared, warps=_warps(compiled.asm["ptx"], job.num_warps))
 
 
@@ -179,9 +257,11 @@ def _inspect(cubin: bytes) -> tuple[int, dict[str, int]]:
         file.flush()
         said, code = (subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True,
                                      check=True).stdout for flag in ("-res-usage", "-sass"))
-    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", code, re.MULTILINE)
+    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)", code,
+                       re.MULTILINE)
     wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "FMUL", "FFMA", "FADD", "FSEL", "HFMA2",
-              "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG", "WARPSYNC", "WARPGROUP", "BAR", "SYNCS"}
+              "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
+              "WARPSYNC", "WARPGROUP.DEPBAR", "BAR", "SYNCS"}
     counts = {name: names.count(name) for name in sorted(wanted & set(names))}
     return max(map(int, re.findall(r"REG:(\d+)", said))), counts | {"all": len(names)}
 

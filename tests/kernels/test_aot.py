@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .aot import NO_OLDEST, Job, compile_with, tritons
+from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 
 SOURCE = '''
 import triton
@@ -70,3 +70,23 @@ def test_a_job_names_every_argument_of_its_kernel(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="differ in rows"):
         compile_with({"pinned": None}, [Job("one", "aot_kernels:square", {"x_ptr": "*fp16", "y_ptr": "*fp32"},
                                             {"SIZE": 64}, 90)])
+
+
+def test_a_launch_is_noted_as_the_launcher_would_compile_it(tmp_path, monkeypatch):
+    import importlib
+
+    import torch
+
+    (tmp_path / "aot_kernels.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("aot_kernels")
+    x = torch.empty(64, 64, dtype=torch.float16, device="meta")
+    kernel = module.square
+    with recorded(module, "square", capability=90) as jobs:
+        module.square[(1,)](x, x, 48, SIZE=64, num_warps=8, num_stages=2, maxnreg=128)
+        module.square[(1,)](x, None, 1, SIZE=64)
+    assert module.square is kernel
+    assert jobs == [
+        Job("square 0", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "rows": "i32:16"},
+            {"SIZE": 64}, 90, 8, 2, {"maxnreg": 128}),
+        Job("square 1", "aot_kernels:square", {"x_ptr": "*fp16:16"}, {"y_ptr": None, "rows": 1, "SIZE": 64}, 90)]
