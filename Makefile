@@ -17,7 +17,7 @@ setup: .venv/.ready
 	touch $@
 
 run: setup
-	$(BIN)/attnbench run quick
+	$(BIN)/attnbench run quick --html results/quick.html
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,86 @@
+"""`attnbench report`: runs as one page for the browser, and their charts as pictures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.cli.saved import find_run
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Run
+
+WHO = "attnbench report"
+STDOUT = "-"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    from attnbench.report.plots import add_plot_arguments
+
+    parser.add_argument("runs", nargs="+", metavar="RUN...", help=(
+        "run files, or ids of runs in --out; several stand in one page, their charts and rows joined"))
+    group = parser.add_argument_group("output")
+    group.add_argument("--html", metavar="PATH", help=(
+        "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
+        "where no other output is asked for)"))
+    add_plot_arguments(group)
+    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    parser.example("attnbench report 1a2b3c4d", "attnbench report results/sweep.json --html sweep.html --plots plots",
+                   "attnbench report before.json after.json --html both.html")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the runs, then write what was asked for."""
+    from attnbench.report.html import page, ready
+    from attnbench.report.plots import check_plot_arguments, write_plots
+    from attnbench.store.files import check_writable, write_bytes
+
+    check_plot_arguments(WHO, args)
+    paths = [find_run(text, args.out, WHO) for text in args.runs]
+    target = args.html if args.html is not None or args.plots is not None else str(_beside(paths))
+    ready()
+    if target not in (None, STDOUT):
+        check_writable(target)
+    runs = _read(paths)
+    written = []
+    if target is not None:
+        text = page(runs).encode("utf-8", "replace")
+        if target == STDOUT:
+            sys.stdout.write(text.decode())
+        else:
+            write_bytes(target, text)
+            written.append(target)
+    if args.plots is not None:
+        files = write_plots(runs, args.plots, x=args.x, metric=args.metric)
+        written.append(f"{len(files)} files in {args.plots}")
+    if written:
+        Output(results_to_stderr=target == STDOUT).line(f"written: {', '.join(written)}")
+    return 0
+
+
+def _beside(paths: Sequence[Path]) -> Path:
+    """Where the page goes when nobody says: called after the first run, and how many stand with it."""
+    more = f"-and-{len(paths) - 1}-more" if len(paths) > 1 else ""
+    return paths[0].with_name(f"{paths[0].stem}{more}.html")
+
+
+def _read(paths: Sequence[Path]) -> list[Run]:
+    """The runs; one that is named twice has no place beside itself.
+
+    Raises:
+        UsageError: a file cannot be read, or two of them hold one run.
+    """
+    from attnbench.store.runfile import read
+
+    found: dict[str, tuple[Path, Run]] = {}
+    for path in paths:
+        run = read(path)
+        if run.id in found:
+            first = found[run.id][0]
+            raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {first} is", "each run once"))
+        found[run.id] = (path, run)
+    return [run for _, run in found.values()]
