@@ -10,6 +10,8 @@ import pytest
 
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+# The runs of tests are none of the user's history.
+os.environ.pop("ATTNBENCH_HISTORY", None)
 
 NEEDS_GPU = "needs a CUDA GPU"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]

@@ -323,7 +323,7 @@ def test_a_suite_without_a_terminal_to_write_to_is_measured_all_the_same(tmp_pat
     done = subprocess.run(f"{CLOSED % words} <&- >&- 2>&-", shell=True, cwd=tmp_path,
                           env=os.environ | {"PYTHONPATH": str(SOURCE)})
     assert done.returncode == 0
-    [path] = (tmp_path / "kept").iterdir()
+    [path] = (tmp_path / "kept").glob("*.json")
     assert [record.status for record in read(path).records] == [Status.PASSED]
 
 

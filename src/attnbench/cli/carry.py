@@ -83,6 +83,7 @@ def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, 
             written += [target] if target != "-" and write_format(run, name, target) else []
         except AttnbenchError as error:  # a disk that filled up meanwhile takes neither table nor other files along
             failed = failed or error
+    missed = None if path is None else _keep(path)
     if not output.quiet:
         output = _show(run, output, show)
     for name, target in asked.items():
@@ -93,8 +94,16 @@ def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, 
             output.line(str(path))
     elif written:
         output.line(f"written: {', '.join(written)}")
+    if missed is not None:
+        output.note(missed)
     if failed is not None:
         raise failed
+
+
+def _keep(path: Path) -> str | None:
+    from attnbench.store.history.writing import keep
+
+    return keep(path)
 
 
 def _show(run: Run, output: Output, show: Show) -> Output:

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the file, write the run."""
     from attnbench.cli.formats import write_format
     from attnbench.store.files import check_writable
+    from attnbench.store.history.writing import keep
     from attnbench.store.layouts import load_layout, recognise
     from attnbench.store.runfile import default_path, write
 
@@ -36,14 +37,17 @@ def run(args: argparse.Namespace) -> int:
     output = Output(results_to_stderr="-" in asked.values())
     layout = load_layout(args.layout) if args.layout is not None else recognise(args.source)
     found = layout.read(args.source)
-    written = []
+    written, missed = [], None
     if args.save:
         path = default_path(found, args.out)
         check_writable(path)
         written.append(str(write(found, path)))
+        missed = keep(path)
     for name, target in asked.items():
         write_format(found, name, target)
         written += [target] if target != "-" else []
     rows = f"{len(found.records)} row{'s' * (len(found.records) != 1)}"
     output.line(f"{layout.name}: {rows}" + (f", written: {', '.join(written)}" if written else ""))
+    if missed is not None:
+        output.note(missed)
     return 0

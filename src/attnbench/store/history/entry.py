@@ -1,0 +1,155 @@
+"""A run as the history keeps it: its lines to the letter, and the points of its series."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from attnbench import record
+from attnbench.record import Environment, Record, Run, Status, Time
+from attnbench.store import runfile
+from attnbench.store.conditions import device_name, environment_of
+
+SERIES = ("workload", "case_id", "backend", "config", "machine", "timer", "l2", "regime", "input", "lock_clocks")
+"""What makes a series: times that differ in any of these are never put beside each other."""
+
+LARGEST = 2**31 - 1
+"""Of a whole number in a column; a count that is larger was not counted."""
+
+LEVEL = 3
+"""Of zlib: level 6 is 3 % smaller and takes twice as long."""
+
+Identity = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One record's time by one timer, or its outcome where it has none."""
+
+    series: Identity
+    "values of `SERIES`"
+    place: int
+    "of the record in its run"
+    environment: str | None
+    "as JSON"
+    values: Mapping[str, Any]
+    "the other columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is written for one run."""
+
+    run: Mapping[str, Any]
+    "columns of the run"
+    bodies: Sequence[bytes]
+    "one a record"
+    points: Sequence[Point]
+
+
+def entry_of(run: Run) -> Entry:
+    """Prepare a run, so that the transaction that writes it is short."""
+    head, lines = runfile.head(run), [runfile.line(item) for item in run.records]
+    return entry_from(run, head, lines)
+
+
+def entry_from(run: Run, head: str, lines: Sequence[str]) -> Entry:
+    """The same of a run whose text is there already."""
+    digest = hashlib.sha256(pack_text(head))
+    for line in lines:
+        digest.update(pack_text(line))
+    machines = dict.fromkeys(name for item in run.environments if (name := device_name(item)))
+    columns = {
+        "id": column(run.id), "suite": column(run.suite), "started": sortable(run.started),
+        "machine": column(", ".join(machines)) if machines else None, "num_records": len(lines),
+        "outcomes": json.dumps(Counter(item.status.value for item in run.records)), "digest": digest.hexdigest(),
+        "head": pack(head),
+    }
+    environments = [json.dumps(record.to_dict(item), sort_keys=True) for item in run.environments]
+    points = [point for place, item in enumerate(run.records) for point in _points(run, item, place, environments)]
+    return Entry(columns, [pack(line) for line in lines], points)
+
+
+def pack_text(text: str) -> bytes:
+    """Bytes of a text, also of one with half a letter in it, which JSON can spell."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def pack(text: str) -> bytes:
+    """A text made small; `unpack` gives it back to the letter."""
+    return zlib.compress(pack_text(text), LEVEL)
+
+
+def unpack(body: bytes) -> str:
+    """The text that `pack` was given.
+
+    Raises:
+        ValueError: the bytes are not those.
+    """
+    try:
+        return zlib.decompress(body).decode("utf-8", "surrogatepass")
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+
+
+def column(text: str) -> str:
+    """A text in letters that every database takes; the exact one is in the packed line."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def sortable(started: str) -> str:
+    """A time as UTC to the second, so that text in order is time in order; what is no time stays as it is."""
+    try:
+        moment = datetime.fromisoformat(started)
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return column(started)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _points(run: Run, item: Record, place: int, environments: Sequence[str]) -> list[Point]:
+    environment = environment_of(run, item)
+    machine = device_name(environment)
+    spelled = environments[item.environment] if environment is not None and item.environment is not None else None
+    shared = {"status": item.status.value, "reason": _known(item.reason), "version": _known(item.version),
+              "source_hash": _known(item.source_hash)}
+    times: list[Time | None] = []
+    if item.status is Status.PASSED:
+        found = ({} if item.time is None else {item.time.timer: item.time}) | dict(item.timers)
+        times = [time for time in found.values() if time.median_ms]
+    else:
+        times = [None]
+    return [Point(_identity(run, item, machine, time), place, spelled, shared | _figures(time)) for time in times]
+
+
+def _identity(run: Run, item: Record, machine: str | None, time: Time | None) -> Identity:
+    by = (time.timer, time.l2, time.regime) if time else (None, None, None)
+    clocks = run.settings.lock_clocks
+    names = (item.workload, item.case_id, item.backend, item.config, machine, *by, run.settings.input, clocks)
+    return tuple(_known(name) for name in names)
+
+
+def _figures(time: Time | None) -> dict[str, Any]:
+    if time is None:
+        return dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms", "num_samples", "sm_mhz"))
+    clocks = [clock for clock in time.sm_mhz if clock is not None]
+    count = time.num_samples
+    return {"median_ms": time.median_ms, "ci_low_ms": time.ci_low_ms, "ci_high_ms": time.ci_high_ms,
+            "num_samples": count if count is not None and 0 <= count <= LARGEST else None,
+            "sm_mhz": statistics.median(clocks) if clocks else None}
+
+
+def _known(text: str | None) -> str | None:
+    return None if text is None else column(text)
+
+
+def environment_from(text: str | None) -> Environment | None:
+    """The environment that a point was measured in."""
+    return None if text is None else record.from_dict(Environment, json.loads(text))

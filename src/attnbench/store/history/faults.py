@@ -1,0 +1,71 @@
+"""What a database complains of, in one line of ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnbench.errors import UsageError, refusal
+from attnbench.store.history.place import WHO, Place
+
+SQLITE = {
+    "SQLITE_BUSY": ("is locked by another process", "try again when that is done"),
+    "SQLITE_LOCKED": ("is locked by another process", "try again when that is done"),
+    "SQLITE_FULL": ("has no room to grow", "a disk with room"),
+    "SQLITE_READONLY": ("may only be read", "a file and folder you may write to"),
+    "SQLITE_CANTOPEN": ("cannot be opened", "a file in a folder you may read and write"),
+    "SQLITE_PERM": ("cannot be opened", "a file in a folder you may read and write"),
+    "SQLITE_AUTH": ("cannot be opened", "a file in a folder you may read and write"),
+    "SQLITE_NOTADB": ("is not a database", "a history written by attnbench"),
+    "SQLITE_CORRUPT": ("is damaged", "move it away and fill a new one: attnbench history --add RESULTS"),
+    "SQLITE_IOERR": ("cannot be read or written", "a disk that works and has room"),
+}
+SERVER = {
+    "53": ("has no room or no memory left", "a server with room"),
+    "55P03": ("is locked by another process", "try again when that is done"),
+    "40": ("was changed by another process meanwhile", "try again"),
+    "57": ("ended the connection", "try again"),
+    "25006": ("may only be read", "a server that takes writes"),
+    "42501": ("refuses this user", "a user who may make and write tables"),
+    "28": ("refuses this user or password", "the right URL"),
+    "3D000": ("is not there", "make it first: createdb"),
+    "08": ("cannot be reached", "a server that runs"),
+}
+"""By SQLSTATE, or its class: its first two letters."""
+
+
+@contextmanager
+def told(place: Place) -> Iterator[None]:
+    """Let failures of the database through as a `UsageError`.
+
+    Raises:
+        UsageError: naming the history and what is wrong with it.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        wrong, accepted = _words(error, place)
+        raise UsageError(refusal(WHO, "db", place.name, wrong, accepted)) from None
+
+
+def _words(error: Exception, place: Place) -> tuple[str, str]:
+    # SQLAlchemy's own text repeats the statement and all its values; the driver's is one sentence.
+    cause = getattr(error, "orig", None) or error
+    name = getattr(cause, "sqlite_errorname", None)
+    if name:
+        for known, words in SQLITE.items():
+            if name.startswith(known):
+                return words
+    state = getattr(cause, "sqlstate", None)
+    for known in (state, state[:2]) if state else ():
+        if known in SERVER:
+            return SERVER[known]
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
+    # Of a connection that failed the last line is the reason of the last address tried.
+    text = lines[-1] if place.url is not None and state is None else lines[0]
+    for secret in place.secrets:
+        text = text.replace(secret, "***")
+    return f"does not do it ({text})", "a database that works"

@@ -1,0 +1,182 @@
+"""A history opened: made where there is none, brought to this release's shape, refused if it is newer.
+
+The shape is made by the steps in `migrations`, also for a new history, so that there is one way to it.
+They run in one transaction that no other can enter, so any number of processes may open at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from attnbench.errors import UsageError, refusal
+from attnbench.store.history.faults import told
+from attnbench.store.history.place import WHO, Place, require_sqlalchemy
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+STEPS = Path(__file__).with_name("migrations")
+LATEST = "0001"
+"""Name of the last step; a test holds it against the folder, which takes alembic to read."""
+
+VERSION_TABLE = "attnbench_version"
+PATIENCE_S = 30.0
+"""How long to wait for other writers."""
+
+LOCK = 0x61747462
+"""Of the transactions that change the shape of a database on a server."""
+
+
+@contextmanager
+def open_history(place: Place, *, write: bool, patience_s: float = PATIENCE_S) -> Iterator[Connection]:
+    """Open a history for one process; every ``connection.begin()`` is a transaction.
+
+    Args:
+        place: where it is.
+        write: False makes and changes nothing.
+        patience_s: seconds to wait for a lock.
+
+    Raises:
+        Unavailable: a library is missing.
+        UsageError: it cannot be opened, is locked, is not ours or of a newer attnbench; also whatever
+            goes wrong with the database until the block ends.
+    """
+    require_sqlalchemy()
+    with told(place):
+        engine = _engine(place, write, patience_s)
+        try:
+            with engine.connect() as connection:
+                _bring_up(connection, place, write)
+                yield connection
+        finally:
+            engine.dispose()
+
+
+def _engine(place: Place, write: bool, patience_s: float) -> Engine:
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.pool import NullPool
+
+    if place.path is None:
+        waits = {"connect_timeout": max(2, round(patience_s)), "options": f"-c lock_timeout={round(1000 * patience_s)}"}
+        given = place.url.query
+        waits = {name: value for name, value in waits.items() if name not in given}
+        return create_engine(place.url, poolclass=NullPool, connect_args=waits, hide_parameters=True)
+    path = place.path
+    if write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.exists():
+        raise UsageError(refusal(WHO, "db", place.name, "is not there", "a history that runs were added to",
+                                 "attnbench history --add RESULTS fills one from run files"))
+    engine = create_engine("sqlite://", poolclass=NullPool, hide_parameters=True,
+                           creator=lambda: _connect(path, write, patience_s))
+    # The driver's own transactions begin late, and one that turns from reading to writing cannot wait for its lock.
+    begin = "BEGIN IMMEDIATE" if write else "BEGIN"
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
+
+
+def _connect(path: Path, write: bool, patience_s: float) -> sqlite3.Connection:
+    def connect(mode: str) -> sqlite3.Connection:
+        uri = f"file:{quote(str(path.absolute()))}?{mode}"
+        return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
+
+    if write:
+        connection = connect("mode=rwc")
+        try:
+            _share(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    connection = connect("mode=ro")
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError as error:
+        # Readers of a shared file leave marks beside it; where they may not, it is read as it lies, if nobody writes.
+        if error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or _has_journal(path):
+            connection.close()
+            raise
+        connection.close()
+        return connect("mode=ro&immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _has_journal(path: Path) -> bool:
+    return any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
+
+
+def _share(connection: sqlite3.Connection) -> None:
+    """Let readers and a writer work side by side (the write-ahead log); it is remembered in the file."""
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        return
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        # Somebody else is at it; whoever is next sets it. Until then they take turns.
+        if not error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise
+
+
+def _bring_up(connection: Connection, place: Place, write: bool) -> None:
+    with connection.begin():
+        version = _version(connection, place)
+    if version == LATEST:
+        return
+    if not write:
+        if version is None:
+            raise UsageError(refusal(WHO, "db", place.name, "holds no history", "one that runs were added to",
+                                     "attnbench history --add RESULTS fills it from run files"))
+        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {version}, older than this attnbench reads",
+                                 "attnbench history --add RUN brings it up, where it may be written to"))
+    with connection.begin():
+        if place.path is None:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+        if _version(connection, place) != LATEST:  # who had the lock before may have done it
+            migrate(connection, STEPS)
+
+
+def _version(connection: Connection, place: Place) -> str | None:
+    """The last step taken; None before the first.
+
+    Raises:
+        UsageError: somebody else's file, or a newer schema.
+    """
+    from sqlalchemy import inspect
+
+    tables = inspect(connection).get_table_names()
+    if VERSION_TABLE not in tables:
+        if place.path is not None and tables:
+            raise UsageError(refusal(WHO, "db", place.name, "is a database of another program",
+                                     "a history written by attnbench, or a new file"))
+        return None
+    found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    if found is None:
+        return None
+    if str(found) > LATEST:
+        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {found}, newer than this attnbench reads",
+                                 f"at most {LATEST}", "upgrade attnbench"))
+    return str(found)
+
+
+def migrate(connection: Connection, steps: Path) -> None:
+    """Take the steps that are missing, within the transaction that is open."""
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    script: Any = ScriptDirectory(str(steps))
+    now = context.get_current_revision()
+    missing = list(script.iterate_revisions("heads", now or "base"))
+    with Operations.context(context):
+        for step in reversed(missing):
+            step.module.upgrade()
+        context.stamp(script, "head")

@@ -1,0 +1,103 @@
+"""Where a history is: a file of SQLite or a URL, and how either is named without its secrets."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import Unavailable, UsageError, refusal
+
+WHO = "history"
+FILE = "history.sqlite"
+VARIABLE = "ATTNBENCH_HISTORY"
+OFF = "off"
+"""Value of the variable with which runs are kept nowhere but in their files."""
+
+ACCEPTED = "postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE, or sqlite:///FILE"
+INSTALL = "pip install 'attnbench[postgresql]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One history."""
+
+    name: str
+    "fit to be printed: no user, no password"
+    path: Path | None = None
+    "of SQLite"
+    url: Any = field(default=None, repr=False)
+    "sqlalchemy's, of a server"
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+def find_place(url: str | None, folder: str | Path, environment: Mapping[str, str] = os.environ) -> Place | None:
+    """The history that a flag, the environment or the folder of run files names, in this order.
+
+    Args:
+        url: value of --db.
+        folder: of the run files.
+        environment: variables.
+
+    Returns:
+        None where the environment says that there is to be none.
+
+    Raises:
+        UsageError: it is no URL of ours.
+        Unavailable: SQLAlchemy or the driver of the server is not installed.
+    """
+    field = "--db" if url is not None else VARIABLE
+    text = (url if url is not None else environment.get(VARIABLE, "")).strip()
+    if text == OFF:
+        return None
+    if not text:
+        path = Path(folder) / FILE
+        return Place(str(path), path)
+    return _parse(text, field)
+
+
+def require_sqlalchemy() -> None:
+    """Ask for the libraries of the history.
+
+    Raises:
+        Unavailable: one is not installed.
+    """
+    for module in ("sqlalchemy", "alembic"):
+        if not is_installed(module):
+            raise Unavailable(f"{WHO}: module={module} is not installed; pip install sqlalchemy alembic")
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _parse(text: str, field: str) -> Place:
+    require_sqlalchemy()
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(text)
+        # The text itself may hold a password, so no answer repeats it.
+    except (ArgumentError, ValueError):
+        raise UsageError(f"{WHO}: {field} is not the URL of a database; {ACCEPTED}") from None
+    kind = url.get_backend_name() if url.drivername != "postgres" else "postgresql"
+    if kind == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise UsageError(refusal(WHO, field, "sqlite:", "names no file", "sqlite:///FILE"))
+        return Place(url.database, Path(url.database))
+    if kind != "postgresql":
+        raise UsageError(refusal(WHO, field, f"{kind}:", "is a database that is not supported", ACCEPTED))
+    name = "postgresql://" + (url.host or str(url.query.get("host", ""))) + (f":{url.port}" if url.port else "")
+    name += f"/{url.database or ''}"
+    if not is_installed("psycopg"):
+        raise Unavailable(refusal(WHO, field, name, "needs the driver psycopg, which is not installed", INSTALL))
+    hidden = (url.password, url.query.get("password"), url.query.get("sslpassword"))
+    return Place(name, url=url.set(drivername="postgresql+psycopg"), secrets=tuple(str(one) for one in hidden if one))

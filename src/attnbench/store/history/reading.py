@@ -1,0 +1,130 @@
+"""Runs in the history: listed, and taken out as the files they were."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import UsageError, refusal
+from attnbench.store.history.entry import sortable, unpack
+from attnbench.store.history.place import WHO
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+MOST_NAMED = 6
+"Candidates of an answer of one line."
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which runs are looked at."""
+
+    suite: str | None = None
+    since: str | None = None
+    "as `sortable` writes it"
+    limit: int | None = None
+    "the newest so many"
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Condition on a table of runs called r, and its values."""
+        conditions, values = ["1 = 1"], {}
+        if self.suite is not None:
+            conditions.append("r.suite = :suite")
+            values["suite"] = self.suite
+        if self.since is not None:
+            conditions.append("r.started >= :since")
+            values["since"] = self.since
+        return " AND ".join(conditions), values
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """One line of the list of runs."""
+
+    id: str
+    started: str
+    suite: str
+    machine: str | None
+    rows: int
+    outcomes: Mapping[str, int]
+
+
+def since(text: str, now: datetime | None = None) -> str:
+    """What --since means: a date or time (ISO 8601, UTC), or days back as ``30d``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if match := re.fullmatch(r"(\d{1,5})d", text):
+        return ((now or datetime.now(UTC)) - timedelta(days=int(match[1]))).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        accepted = "a date such as 2026-11-20, or days back such as 30d"
+        raise UsageError(refusal(WHO, "--since", text, "is no time", accepted)) from None
+    return sortable(text)
+
+
+def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun]:
+    """Runs, newest first."""
+    from sqlalchemy import text
+
+    where, values = filters.where()
+    limit = "" if filters.limit is None else f" LIMIT {int(filters.limit)}"
+    with history.begin():
+        rows = history.execute(text(
+            "SELECT id, started, suite, machine, num_records, outcomes FROM attnbench_runs r "
+            f'WHERE {where} ORDER BY started DESC, "key" DESC{limit}'), values).all()
+    return [KeptRun(row.id, row.started, row.suite, row.machine, row.num_records, json.loads(row.outcomes))
+            for row in rows]
+
+
+def text_of(history: Connection, run_id: str) -> tuple[str, str]:
+    """A run as the file it was.
+
+    Args:
+        history: open.
+        run_id: its id, or a beginning of it that no other has.
+
+    Returns:
+        The whole id and the text.
+
+    Raises:
+        UsageError: it is not there, or several are.
+    """
+    from sqlalchemy import text
+
+    from attnbench.store.runfile import document
+
+    start = run_id.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    with history.begin():
+        found = history.execute(text("SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id"),
+                                {"start": start}).scalars().all()
+        chosen = [run_id] if run_id in found else list(found)
+        if len(chosen) > 1:
+            raise UsageError(refusal(WHO, "RUN", run_id, f"begins {len(chosen)} ids", f"one of {some(chosen)}"))
+        if not chosen:
+            raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history",
+                                     "an id that `attnbench history` lists"))
+        row = history.execute(text('SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id'),
+                              {"id": chosen[0]}).one()
+        bodies = history.execute(text("SELECT body FROM attnbench_records WHERE run = :key ORDER BY place"),
+                                 {"key": row.key}).scalars().all()
+    try:
+        head, lines = unpack(row.head), [unpack(body) for body in bodies]
+    except ValueError:
+        lines, head = [], ""
+    if len(lines) != row.num_records:
+        raise UsageError(refusal(WHO, "RUN", chosen[0], "is damaged in the history", "its run file"))
+    return chosen[0], document(head, lines)
+
+
+def some(names: list[str]) -> str:
+    """Names for a message of one line."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,162 @@
+"""Runs put into the history: one transaction each, the same run once, a grown one in place of its beginning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Run
+from attnbench.store.history.entry import SERIES, Entry, Identity, entry_of, unpack
+from attnbench.store.history.opening import open_history
+from attnbench.store.history.place import WHO, find_place, is_installed
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+Outcome = Literal["added", "grown", "unchanged", "older"]
+"""New here; in place of its own beginning; there already; there already with more records."""
+
+SHORT_PATIENCE_S = 5.0
+"""At the end of a run: the file is written, and `attnbench history --add` can make up for it."""
+
+CHUNK = 500
+"""Values of one IN (...): databases bound how many a statement may have."""
+
+
+def keep(path: Path) -> str | None:
+    """Add the finished run file at `path` to the history beside it, or to where the environment says.
+
+    Never fails: the run file is the truth, and it is written.
+
+    Returns:
+        What went wrong, in one line; None where nothing did, or where SQLAlchemy is not installed.
+    """
+    if not (is_installed("sqlalchemy") and is_installed("alembic")):
+        return None
+    from attnbench.store.runfile import read
+
+    todo = f"to add it: attnbench history --add {path}"
+    try:
+        place = find_place(None, path.parent)
+        if place is not None:
+            with open_history(place, write=True, patience_s=SHORT_PATIENCE_S) as history:
+                add(history, read(path))
+    except Exception as error:  # whatever it is, it must not take along a run that is measured and written
+        why = " ".join(str(error).split()) or type(error).__name__
+        return f"the run is in its file, but not in the history ({why}); {todo}"
+    return None
+
+
+def add(history: Connection, run: Run) -> Outcome:
+    """Put a run into the history.
+
+    Raises:
+        UsageError: another run of this id is there.
+    """
+    return add_entry(history, entry_of(run))
+
+
+def add_entry(history: Connection, entry: Entry) -> Outcome:
+    """Put what `entry_of` made into the history, whole or not at all.
+
+    Raises:
+        UsageError: another run of this id is there.
+    """
+    with history.begin():
+        if history.dialect.name == "postgresql":  # writers of one run wait for each other, those of others do not
+            number = int.from_bytes(hashlib.sha256(entry.run["id"].encode()).digest()[:8], "big", signed=True)
+            _do(history, "SELECT pg_advisory_xact_lock(:number)", {"number": number})
+        old = _do(history, 'SELECT "key", digest FROM attnbench_runs WHERE id = :id', {"id": entry.run["id"]}).first()
+        if old is not None:
+            if old.digest == entry.run["digest"]:
+                return "unchanged"
+            if _compared(history, old.key, entry) == "older":
+                return "older"
+            for table in ("points", "records"):
+                _do(history, f"DELETE FROM attnbench_{table} WHERE run = :key", {"key": old.key})
+            _do(history, 'DELETE FROM attnbench_runs WHERE "key" = :key', {"key": old.key})
+        _insert(history, entry)
+    return "added" if old is None else "grown"
+
+
+def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "older"]:
+    """Which of two runs of one id goes on from the other.
+
+    Raises:
+        UsageError: neither does.
+    """
+    theirs = _do(history, 'SELECT head FROM attnbench_runs WHERE "key" = :key', {"key": key}).scalar_one()
+    bodies = _do(history, "SELECT body FROM attnbench_records WHERE run = :key", {"key": key}).scalars()
+    old_head, new_head = json.loads(unpack(theirs)), json.loads(unpack(entry.run["head"]))
+    old, new = {_measured(body) for body in bodies}, {_measured(body) for body in entry.bodies}
+    same = all(old_head[name] == new_head[name] for name in ("suite", "command", "started"))
+    if same and old <= new:
+        return "grown"
+    if same and new < old:
+        return "older"
+    what = f"{len(old - new)} rows that this one lacks" if same else f"started {old_head['started']}"
+    raise UsageError(refusal(WHO, "run", entry.run["id"], f"is the id of another run there, with {what}",
+                             "a run of its own id; nothing was changed"))
+
+
+def _measured(body: bytes) -> tuple[str, str, int]:
+    row = json.loads(unpack(body))
+    return row["group"], row["backend"], row["replicate"]
+
+
+def _insert(history: Connection, entry: Entry) -> None:
+    names = tuple(entry.run)
+    values = ", ".join(f":{name}" for name in names)
+    key = _do(history, f'INSERT INTO attnbench_runs ({", ".join(names)}) VALUES ({values}) RETURNING "key"',
+              dict(entry.run)).scalar_one()
+    _do(history, "INSERT INTO attnbench_records (run, place, body) VALUES (:run, :place, :body)",
+        [{"run": key, "place": place, "body": body} for place, body in enumerate(entry.bodies)])
+    environments = _keys(history, "environments", {
+        _digest(text): {"body": text} for text in {point.environment for point in entry.points} if text is not None})
+    series = _keys(history, "series", {
+        _digest(identity): dict(zip(SERIES, identity, strict=True))
+        for identity in {point.series for point in entry.points}})
+    rows = [{"series": series[_digest(point.series)], "run": key, "place": point.place,
+             "environment": environments[_digest(point.environment)] if point.environment is not None else None,
+             **point.values} for point in entry.points]
+    if rows:
+        _do(history, f"INSERT INTO attnbench_points ({', '.join(rows[0])}) "
+                     f"VALUES ({', '.join(f':{name}' for name in rows[0])})", rows)
+
+
+def _keys(history: Connection, table: str, wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Keys by digest; what is not there yet is made."""
+    # In one order by all writers, or two of them could wait for each other.
+    digests = sorted(wanted)
+    found = _find(history, table, digests)
+    missing = [{"digest": digest, **wanted[digest]} for digest in digests if digest not in found]
+    if missing:
+        names = ", ".join(missing[0])
+        values = ", ".join(f":{name}" for name in missing[0])
+        _do(history, f"INSERT INTO attnbench_{table} ({names}) VALUES ({values}) ON CONFLICT (digest) DO NOTHING",
+            missing)
+        found |= _find(history, table, [row["digest"] for row in missing])
+    return found
+
+
+def _find(history: Connection, table: str, digests: Sequence[str]) -> dict[str, int]:
+    from sqlalchemy import bindparam, text
+
+    asked = text(f'SELECT digest, "key" FROM attnbench_{table} WHERE digest IN :digests').bindparams(
+        bindparam("digests", expanding=True))
+    parts: Iterable[Sequence[str]] = (digests[at : at + CHUNK] for at in range(0, len(digests), CHUNK))
+    return {row.digest: row.key for part in parts for row in history.execute(asked, {"digests": part})}
+
+
+def _digest(identity: Identity | str) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def _do(history: Connection, statement: str, values: Any) -> Any:
+    from sqlalchemy import text
+
+    return history.execute(text(statement), values) if values else None
