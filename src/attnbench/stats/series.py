@@ -1,0 +1,121 @@
+"""Levels of many series at once: what `summary` and `ratio` do for one, for the thousands of a diff.
+
+A series is a row of a matrix; rounds in which it has no sample are NaN.  The centre is the median, or
+where the timer is coarse the ramped centre of `ratio`; its error comes from the exact interval by order
+statistics, widened for serial dependence as `dependence` widens it.  The only difference is that numpy
+walks all series together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attnbench.stats.dependence import GATE, LEAST_SHARE
+from attnbench.stats.summary import FEWEST_FOR_INTERVAL, order_rank
+
+HALVINGS = 44
+TWO_SIDED = 1.959964
+"""Standard errors from the middle to an end of a 95 % interval."""
+
+
+def medians(series: Any) -> Any:
+    """Median of each row of a float matrix, NaN left out; NaN where a row has nothing else."""
+    import numpy as np
+
+    ordered = np.sort(series, axis=1)
+    counts = np.isfinite(series).sum(axis=1)
+    rows, last = np.arange(len(series)), series.shape[1] - 1
+    low, high = (np.clip(place, 0, last) for place in ((counts - 1) // 2, counts // 2))
+    return np.where(counts > 0, (ordered[rows, low] + ordered[rows, high]) / 2.0, math.nan)
+
+
+def centres(series: Any, corners: Any) -> tuple[Any, Any]:
+    """Centre of each row and the standard error that its samples alone give it.
+
+    Args:
+        series: Logarithms of times, in the order of measuring; NaN where a round has no sample.
+        corners: Half width of the timer's ramp for each row, as a difference of logarithms; 0 for none.
+
+    Returns:
+        Two vectors.  Half the range is the error of two to five samples; of one it is NaN.
+    """
+    import numpy as np
+
+    ordered = np.sort(series, axis=1)
+    counts = np.isfinite(series).sum(axis=1)
+    middle = medians(series)
+    ranks = _ranks(counts)
+    rows = np.arange(len(series))
+    low, high = (ordered[rows, np.clip(place, 0, series.shape[1] - 1)] for place in (ranks - 1, counts - ranks))
+    # The error is scaled, not taken from further out: there sit the outliers, which say nothing of the median.
+    inflations = np.sqrt(variance_inflations(series, middle))
+    errors = np.where(counts >= FEWEST_FOR_INTERVAL, (high - low) / (2.0 * TWO_SIDED) * inflations, (high - low) / 2.0)
+    errors[counts < 2] = math.nan
+    coarse = corners > 1e-6 * (ordered[rows, np.maximum(counts - 1, 0)] - ordered[:, 0])
+    if coarse.any():
+        middle, errors = middle.copy(), errors.copy()
+        middle[coarse] = _ramped(series[coarse], corners[coarse])
+        # Equal samples leave a doubt of a share of a tick, not of nothing (`ratio`).
+        doubt = corners[coarse] * math.sqrt(2.0) / np.maximum(counts[coarse], 1)
+        errors[coarse] = np.hypot(errors[coarse], doubt)
+    return middle, errors
+
+
+def variance_inflations(series: Any, middle: Any) -> Any:
+    """`dependence.variance_inflation` of every row; a missing sample counts as one on the median."""
+    import numpy as np
+
+    counts = np.maximum(np.isfinite(series).sum(axis=1), 1)
+    signs = np.nan_to_num(np.sign(series - middle[:, None]))
+    signs -= np.where(np.isfinite(series), (signs.sum(axis=1) / counts)[:, None], 0.0)
+    width = series.shape[1]
+    size = 1 << (2 * width - 1).bit_length()
+    spectrum = np.fft.rfft(signs, size)
+    products = np.fft.irfft(spectrum * spectrum.conj(), size)[:, :width]
+    power = products[:, 0]
+    known = (power > 1e-9) & (counts >= 4)
+    power = np.where(known, power, 1.0)
+    lags = np.arange(width)
+    pairs_left = np.maximum(counts[:, None] - lags, 1)
+    mean = products / pairs_left + (power / counts**2)[:, None]
+    correlation = np.where(lags < counts[:, None], mean / (power / counts)[:, None], 0.0)
+    return np.where(known, _inflation(correlation, counts), 1.0)
+
+
+def _inflation(correlation: Any, counts: Any) -> Any:
+    """Geyer's initial monotone sums of neighbouring pairs of correlations."""
+    import numpy as np
+
+    width = correlation.shape[1]
+    first = correlation[:, 1] if width > 1 else np.zeros(len(correlation))
+    total = 1.0 + first
+    even = np.arange(2, max(2, width // 2), 2)
+    if len(even):
+        pairs = correlation[:, even] + correlation[:, even + 1]
+        pairs = np.where(even < (counts // 2)[:, None], pairs, 0.0)
+        pairs = np.minimum.accumulate(np.minimum(pairs, total[:, None]), axis=1)
+        total = total + np.maximum(pairs, 0.0).sum(axis=1)
+    inflation = 2.0 * total - 1.0
+    inflation = np.maximum(1.0, inflation / np.maximum(LEAST_SHARE, 1.0 - inflation / counts))
+    return np.where(first <= GATE / np.sqrt(counts), 1.0, inflation)
+
+
+def _ranks(counts: Any) -> Any:
+    """Rank, from 1, of the lower end of the 95 % interval of each row's median."""
+    import numpy as np
+
+    sizes, places = np.unique(counts, return_inverse=True)
+    return np.array([max(1, order_rank(int(size))) for size in sizes])[places]
+
+
+def _ramped(series: Any, corners: Any) -> Any:
+    """Where the sum of clip((value - centre) / corner, -1, 1) is 0, for each row."""
+    import numpy as np
+
+    low, high = np.nanmin(series, axis=1) - corners, np.nanmax(series, axis=1) + corners
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        total = np.nansum(np.clip((series - middle[:, None]) / corners[:, None], -1.0, 1.0), axis=1)
+        low, high = np.where(total > 0.0, middle, low), np.where(total > 0.0, high, middle)
+    return (low + high) / 2.0

@@ -1,0 +1,213 @@
+"""What a row changed by, against what stayed the same, and how sure the samples alone are of it.
+
+A row's change is the difference of its mean levels (`levels`) over the processes of a side, less what its
+references changed by in the same processes.  A case without a reference takes the unchanged rows of the
+other cases, a grid without any none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean, median
+
+from attnbench.verdict.levels import Leveled
+
+PROCESS = 0.005
+"""Standard deviation of a row's time from process to process, until something measures it."""
+
+MACHINE = 0.01
+"""The same of a whole run, which all its rows share."""
+
+FEWEST_ELSEWHERE = 5
+"""Unchanged rows of other cases that can stand in where a case has no reference of its own."""
+
+SUSPICIOUS = 4.0
+"""Times the variance of one process by which references may differ before that is doubted."""
+
+NORMAL_MAD = 0.6745
+"""Median absolute deviation of a standard normal."""
+
+
+@dataclass(slots=True)
+class Contrast:
+    """One row against its references, process by process."""
+
+    row: Leveled
+    references: tuple[int, ...]
+    elsewhere: bool
+    change: float
+    relative: float
+    counts: tuple[int, int]
+    spread: float | None
+    "variance of one process, from replicates"
+    degrees: int
+    predicted: float
+    "variance of one process, from its samples and the declared floor"
+    extra: float
+    "variance that more processes do not lessen"
+    blind: bool
+    "the samples of one process say nothing of their own error"
+
+    @property
+    def per_process(self) -> float:
+        """Variance of the change over that of one process."""
+        return 1.0 / self.counts[0] + 1.0 / self.counts[1]
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Nothing says how sure the change is."""
+        return self.blind and not self.degrees
+
+    @property
+    def has_reference(self) -> bool:
+        """Something that stayed the same is taken out of the change."""
+        return bool(self.references) or self.elsewhere
+
+
+Contrasts = list[list[Contrast | None]]
+"""Case by case; None for a row without a level on a side."""
+
+
+def contrasts_of(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]],
+                 files: tuple[int, int]) -> Contrasts:
+    """Every row against its references.
+
+    Args:
+        cases: from `levels`.
+        references: which rows stayed the same; each is held against the others.
+        files: number of run files of each side.
+    """
+    pool = _Pool(cases, references)
+    return [[_contrast(case, rows, index, pool, files) for index in range(len(rows))]
+            for case, rows in enumerate(cases)]
+
+
+def clock_change(row: Leveled) -> float | None:
+    """Logarithm of the clock in B over that in A; None where a process did not read it."""
+    means = []
+    for side in row.sides:
+        clocks = [level.clock for level in side.values() if level.clock is not None]
+        if not clocks or len(clocks) < len(side):
+            return None
+        means.append(fmean(clocks))
+    return means[1] - means[0]
+
+
+class _Pool:
+    """The change of the machine as the unchanged rows of the whole grid saw it."""
+
+    def __init__(self, cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]]) -> None:
+        self.flags = references
+        self.shifts = [[_mean(row, 1) - _mean(row, 0) for row in rows] for rows in cases]
+        self.raws = [[_mean(row, 1, raw=True) - _mean(row, 0, raw=True) for row in rows] for rows in cases]
+        unchanged = [[(shift, raw) for shift, raw, flag in zip(*there, strict=True) if flag and not math.isnan(shift)]
+                     for there in zip(self.shifts, self.raws, references, strict=True)]
+        self._unchanged = [pair for pairs in unchanged for pair in pairs]
+        self._ends = [0, *accumulate(map(len, unchanged))]
+
+    def of_case(self, case: int, row: int) -> tuple[int, ...]:
+        """References of a row in its case, as places in it."""
+        return tuple(index for index, flag in enumerate(self.flags[case])
+                     if flag and index != row and not math.isnan(self.shifts[case][index]))
+
+    def elsewhere(self, case: int) -> tuple[float, float, float] | None:
+        """Median shift, level and raw, of the unchanged rows of all other cases, and the variance of the first.
+
+        None where there are too few.
+        """
+        import numpy as np
+
+        mine = slice(self._ends[case], self._ends[case + 1])
+        others = np.delete(self._unchanged, mine, axis=0)
+        if len(others) < FEWEST_ELSEWHERE:
+            return None
+        shift, raw = np.median(others, axis=0)
+        apart = np.median(np.abs(others[:, 0] - shift)) / NORMAL_MAD
+        return float(shift), float(raw), _of_median(len(others)) * float(apart) ** 2
+
+
+def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files: tuple[int, int]) -> Contrast | None:
+    row = rows[index]
+    shift, raw = pool.shifts[case][index], pool.raws[case][index]
+    if math.isnan(shift):
+        return None
+    mine = pool.of_case(case, index)
+    beside = None if mine else pool.elsewhere(case)
+    values = _against(rows, row, mine)
+    spread, degrees = _spread(values)
+    predicted, extra = _predicted(row), _clock_variance(row)
+    shared = (0.0, 0.0)
+    if mine:
+        share = _of_median(len(mine))
+        predicted += share * PROCESS**2  # the noise of their samples is in the row's own, round by round
+        extra += share * fmean(_clock_variance(rows[one]) for one in mine)
+        extra += _disagreement([pool.shifts[case][one] for one in mine], predicted)
+        shift = fmean(values[1]) - fmean(values[0])
+        shared = (shift, median(pool.raws[case][one] for one in mine))
+    elif beside:
+        shared = (beside[0], beside[1])
+        extra += beside[2]
+    else:
+        extra += MACHINE**2 * (1.0 / files[0] + 1.0 / files[1])
+    return Contrast(
+        row=row, references=mine, elsewhere=beside is not None,
+        change=shift if mine else shift - shared[0], relative=raw - shared[1],
+        counts=(len(values[0]), len(values[1])), spread=spread, degrees=degrees, predicted=predicted, extra=extra,
+        blind=any(level.error is None for side in row.sides for level in side.values()))
+
+
+def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...]) -> tuple[list[float], list[float]]:
+    """Level of a row in each process, a list a side, less what its references did in that process."""
+    middles = {one: (_mean(rows[one], 0) + _mean(rows[one], 1)) / 2.0 for one in references}
+    found: tuple[list[float], list[float]] = ([], [])
+    for side in (0, 1):
+        for place, level in row.sides[side].items():
+            beside = [rows[one].sides[side][place].value - middles[one] for one in references
+                      if place in rows[one].sides[side]]
+            if beside or not references:
+                found[side].append(level.value - (median(beside) if beside else 0.0))
+        if not found[side]:  # no process has both: the means are all there is
+            found[side].append(_mean(row, side) - median(_mean(rows[one], side) - middles[one] for one in references))
+    return found
+
+
+def _spread(values: tuple[list[float], list[float]]) -> tuple[float | None, int]:
+    degrees = len(values[0]) + len(values[1]) - 2
+    if degrees < 1:
+        return None, 0
+    squares = math.fsum((value - fmean(side)) ** 2 for side in values for value in side)
+    return squares / degrees, degrees
+
+
+def _predicted(row: Leveled) -> float:
+    errors = [level.error for side in row.sides for level in side.values() if level.error is not None]
+    return PROCESS**2 + (fmean(error * error for error in errors) if errors else 0.0)
+
+
+def _mean(row: Leveled, side: int, raw: bool = False) -> float:
+    found = [level.raw if raw else level.value for level in row.sides[side].values()]
+    return fmean(found) if found else math.nan
+
+
+def _clock_variance(row: Leveled) -> float:
+    return (row.exponent_doubt * (clock_change(row) or 0.0)) ** 2
+
+
+def _disagreement(shifts: Sequence[float], predicted: float) -> float:
+    """Variance for references that tell different stories: how far their median moves without one of them.
+
+    Of two, or of three, one that did change carries the others along; what it moves the median by is doubt.
+    """
+    if len(shifts) < 2:
+        return 0.0
+    middle = median(shifts)
+    move = max(abs(median([*shifts[:one], *shifts[one + 1 :]]) - middle) for one in range(len(shifts)))
+    return move * move if move * move > SUSPICIOUS * predicted else 0.0
+
+
+def _of_median(count: int) -> float:
+    """Variance of the median of so many normal values, over the variance of one."""
+    return (math.pi / 2.0) / (count + math.pi / 2.0 - 1.0)

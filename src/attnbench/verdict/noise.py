@@ -1,0 +1,85 @@
+"""How far apart processes of the same code lie, learned from all rows of a diff together.
+
+It cannot be seen inside one process: it is a matter of allocation, placement, heat.  It is learned from
+replicates (row by row, drawn towards the grid: `stats.moderated`), from rows that stayed the same (what
+those differ by is noise, whatever it comes from), and else declared (`contrast.PROCESS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.stats.moderated import KEPT_DEGREES, prior_of, trimmed_scale
+from attnbench.stats.ratio import RESOLUTION
+from attnbench.verdict.contrast import Contrast, Contrasts
+
+DECLARED = 30.0
+"""Degrees of freedom of the declared spread as long as nothing else is known: it is generous, not exact."""
+
+AGAINST_UNCHANGED, OF_REPLICATES = 5.0, 4.0
+"""Degrees of freedom that it counts for beside what unchanged rows and replicates show."""
+
+
+class Noise:
+    """Variances of the changes, learned from all rows together."""
+
+    def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]]) -> None:
+        flat = [one for rows in contrasts for one in rows if one is not None]
+        told = [(one.spread / one.predicted, one.degrees) for one in flat
+                if one.spread is not None and one.degrees and not one.blind]
+        self.replicated = bool(told)
+        scale, degrees = prior_of([one for one, _ in told], [one for _, one in told]) if told else (1.0, 0.0)
+        self.degrees = degrees + OF_REPLICATES
+        self.scale = (OF_REPLICATES + degrees * scale) / self.degrees
+        self.factor, self._parts = 1.0, (0.0, 0.0, 0.0)
+        self._hear([one for rows, flags in zip(contrasts, references, strict=True)
+                    for one, flag in zip(rows, flags, strict=True)
+                    if flag and one is not None and one.has_reference and not one.is_hopeless],
+                   _independent(contrasts, references))
+
+    def of(self, one: Contrast) -> tuple[float, float]:
+        """Variance of the change, and its degrees of freedom."""
+        variance, degrees = self._before(one)
+        return max(variance * self.factor, RESOLUTION**2), self._degrees(degrees)
+
+    def _before(self, one: Contrast) -> tuple[float, float]:
+        """The same before the unchanged rows are heard."""
+        if one.blind and one.spread is not None:
+            return one.spread * one.per_process + one.extra, one.degrees
+        if not self.replicated:
+            return one.predicted * one.per_process + one.extra, DECLARED
+        if one.spread is None:
+            return max(self.scale, 1.0) * one.predicted * one.per_process + one.extra, self.degrees
+        degrees = self.degrees + one.degrees
+        multiple = (self.degrees * self.scale + one.degrees * one.spread / one.predicted) / degrees
+        return multiple * one.predicted * one.per_process + one.extra, degrees
+
+    def _hear(self, quiet: Sequence[Contrast], freedom: float) -> None:
+        """What the rows that stayed the same differ by is noise, whatever it comes from."""
+        if freedom <= 0.0 or not quiet:
+            return
+        seen = trimmed_scale([one.change**2 / self._before(one)[0] for one in quiet])
+        # The more they contradict what was assumed, the less that counts.
+        weight = AGAINST_UNCHANGED / max(1.0, seen)
+        factor = (weight + freedom * seen) / (weight + freedom)
+        # Replicates have measured the spread already: unchanged rows can only show that it is not all.
+        # Nor do rows of other cases, each with drifts of its own, show that this one has none.
+        if factor > 1.0 or not (self.replicated or quiet[0].elsewhere):
+            self.factor, self._parts = factor, (weight, freedom * seen, freedom)
+
+    def _degrees(self, own: float) -> float:
+        """Degrees of freedom of what was assumed and what was seen together (Satterthwaite's)."""
+        assumed, seen, freedom = self._parts
+        if not freedom:
+            return own
+        both = (assumed + seen) ** 2 / (assumed**2 / own + seen**2 / freedom)
+        return min(both, own if self.replicated else max(own, assumed + freedom))
+
+
+def _independent(contrasts: Contrasts, references: Sequence[Sequence[bool]]) -> float:
+    """Degrees of freedom of the changes of unchanged rows, as `trimmed_scale` uses them."""
+    total = 0
+    for rows, flags in zip(contrasts, references, strict=True):
+        told = [one for one, flag in zip(rows, flags, strict=True) if flag and one is not None and one.has_reference]
+        total += sum(one.elsewhere for one in told) + max(0, sum(bool(one.references) for one in told) - 1)
+    return KEPT_DEGREES * total

@@ -1,0 +1,124 @@
+"""Two groups of runs, laid side by side: rows with their processes, and what may not be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from attnbench.errors import UsageError, refusal
+from attnbench.record import Record, Run, Status
+from attnbench.store.conditions import device_name, environment_of
+from attnbench.verdict.change import RowKey, Turned, key_of
+
+WHO = "attnbench diff"
+ACROSS = ("timer", "l2", "regime", "card", "input")
+"""What two runs must share unless told otherwise."""
+
+Place = tuple[int, int, int]
+"""File, replicate, and which of several rows of one name in it: one process for the row."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One case x backend x configuration with the records of all its processes, a dict a side."""
+
+    key: RowKey
+    sides: tuple[dict[Place, Record], dict[Place, Record]] = field(default_factory=lambda: ({}, {}))
+
+    def first(self, side: int) -> Record:
+        """The record of the first process."""
+        return next(iter(self.sides[side].values()))
+
+    def timed(self, side: int) -> dict[Place, Record]:
+        """Processes with a time."""
+        return {place: record for place, record in self.sides[side].items() if _is_timed(record)}
+
+    def status(self, side: int) -> Status:
+        """How it ended: passed only where it did in every process."""
+        return self.worst(side).status
+
+    def worst(self, side: int) -> Record:
+        """A record of a process that did not pass, or else the first."""
+        lost = [record for record in self.sides[side].values() if record.status is not Status.PASSED]
+        return lost[0] if lost else self.first(side)
+
+    def stayed(self) -> bool:
+        """Whether both sides ran the same thing: one version and one source throughout, and known."""
+        marks = {(record.version, record.source_hash) for side in self.sides for record in side.values()}
+        return len(marks) == 1 and marks != {(None, None)}
+
+
+def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) -> list[Row]:
+    """Rows of both sides, those of A first.
+
+    Args:
+        a: runs of the one side; each is a process of its own, or as many as it has replicates.
+        b: runs of the other.
+        across: names of `ACROSS` that may differ.
+
+    Raises:
+        UsageError: the sides have no row in common, or were not measured alike.
+    """
+    rows: dict[RowKey, Row] = {}
+    for side, runs in enumerate((a, b)):
+        for number, run in enumerate(runs):
+            for record in run.records:
+                there = rows.setdefault(key_of(record), Row(key_of(record))).sides[side]
+                again = 0
+                while (number, record.replicate, again) in there:
+                    again += 1
+                there[number, record.replicate, again] = record
+    shared = [row for row in rows.values() if all(row.sides)]
+    if not shared:
+        names = [", ".join(sorted({key_of(record)[2] for run in runs for record in run.records})[:3]) or "no row"
+                 for runs in (a, b)]
+        wrong = f"have no case and backend in common (A has {names[0]}, B has {names[1]})"
+        raise UsageError(refusal(WHO, "RUN", f"{ids(a)} and {ids(b)}", wrong, "two runs of one suite"))
+    _refuse_unlike(shared, (a, b), across)
+    return list(rows.values())
+
+
+def turned_of(rows: Sequence[Row]) -> list[Turned]:
+    """Rows in both sides that ended otherwise in B."""
+    return [Turned(row.worst(0), row.worst(1)) for row in rows
+            if all(row.sides) and row.status(0) is not row.status(1)]
+
+
+def ids(runs: Sequence[Run]) -> str:
+    """The ids of the runs of a side."""
+    return ",".join(run.id for run in runs)
+
+
+def _refuse_unlike(rows: Sequence[Row], runs: tuple[Sequence[Run], Sequence[Run]], across: Collection[str]) -> None:
+    """Raises UsageError for the first row whose times were not taken alike."""
+    for row in rows:
+        seen: dict[str, list[list[str]]] = {}
+        for side in (0, 1):
+            for (number, _, _), record in row.timed(side).items():
+                for name, value in _conditions(runs[side][number], record):
+                    values = seen.setdefault(name, [[], []])[side]
+                    if name not in across and value is not None and value not in values:
+                        values.append(value)
+        for name, sides in seen.items():
+            alone = next((side for side in (0, 1) if len(sides[side]) > 1), None)
+            where, values = ("between A and B", list(dict.fromkeys(sides[0] + sides[1]))) if alone is None else (
+                f"within {'AB'[alone]}", sides[alone])
+            if len(values) > 1:
+                wrong = f"differ {where} ({row.key[1]} {row.key[2]})"
+                raise UsageError(refusal(WHO, name, ", ".join(values), wrong, "times taken alike",
+                                         f"or say --across {name}"))
+
+
+def _conditions(run: Run, record: Record) -> Iterator[tuple[str, str | None]]:
+    time = record.time
+    assert time is not None  # only timed records come here
+    yield "timer", time.timer
+    yield "l2", time.l2
+    yield "regime", time.regime
+    environment = environment_of(run, record)
+    yield "card", device_name(environment)
+    yield "input", run.settings.input
+
+
+def _is_timed(record: Record) -> bool:
+    return record.time is not None and bool(record.time.samples_ms or record.time.median_ms)

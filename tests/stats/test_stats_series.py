@@ -1,0 +1,71 @@
+import math
+import random
+
+import numpy as np
+import pytest
+
+from attnbench.stats.dependence import variance_inflation
+from attnbench.stats.ratio import paired_ratio
+from attnbench.stats.series import centres, medians, variance_inflations
+from attnbench.stats.summary import median_interval
+
+
+def streams(seed, count, length, memory=0.0):
+    lots, found = random.Random(seed), []
+    for _ in range(count):
+        state, stream = 0.0, []
+        for _ in range(length):
+            state = memory * state + lots.gauss(0.0, 0.01)
+            stream.append(state)
+        found.append(stream)
+    return found
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("length", [5, 6, 31, 100])
+def test_dependence_is_seen_as_one_series_sees_it(memory, length):
+    found = streams(4, 40, length, memory)
+    table = np.array(found)
+    assert variance_inflations(table, medians(table)) == pytest.approx([variance_inflation(one) for one in found])
+
+
+def test_the_error_is_that_of_the_exact_interval():
+    found = streams(5, 30, 60)
+    middle, errors = centres(np.array(found), np.zeros(30))
+    for one, centre, error in zip(found, middle, errors, strict=True):
+        if variance_inflation(one) == 1.0:
+            low, high = median_interval(one)
+            assert error == pytest.approx((high - low) / 2 / 1.96, rel=1e-4)
+        assert centre == pytest.approx(float(np.median(one)))
+
+
+def test_rounds_without_a_sample_are_left_out():
+    (one,) = streams(6, 1, 20)
+    gaps = [value for sample in one for value in (sample, math.nan)]
+    middle, errors = centres(np.array([gaps, [*one, *[math.nan] * 20]]), np.zeros(2))
+    assert middle == pytest.approx([float(np.median(one))] * 2)
+    assert errors[0] > 0.0
+    assert errors[1] == pytest.approx(centres(np.array([one]), np.zeros(1))[1][0])
+
+
+def test_few_samples_are_known_by_their_range_and_one_by_nothing():
+    middle, errors = centres(np.array([[1.0, 1.2, math.nan], [1.0, math.nan, math.nan], [math.nan] * 3]), np.zeros(3))
+    assert middle[:2] == pytest.approx([1.1, 1.0])
+    assert errors[0] == pytest.approx(0.1)
+    assert np.isnan(errors[1:]).all()
+    assert np.isnan(middle[2])
+
+
+def test_a_coarse_timer_is_averaged_over_as_in_a_ratio():
+    lots, tick = random.Random(7), 32e-6
+    own = [round(lots.gauss(5.03e-3, 1e-5) / tick) * tick for _ in range(80)]
+    base = [round(lots.gauss(5e-3, 1e-5) / tick) * tick for _ in range(80)]
+    logs = np.log(np.array([own])) - np.log(np.array([base]))
+    corner = tick * math.hypot(1 / 5.03e-3, 1 / 5e-3) / math.sqrt(2)
+    (middle,), (error,) = centres(logs, np.array([corner]))
+    found = paired_ratio(dict(enumerate(base)), dict(enumerate(own)), tick=tick)
+    assert middle == pytest.approx(-math.log(found.ratio), abs=2e-5)
+    assert error > 0.0
+    equal = centres(np.zeros((1, 50)), np.array([0.01]))
+    assert equal[0][0] == pytest.approx(0.0, abs=1e-9)
+    assert equal[1][0] > 0.0
