@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from attnbench.record import Run
@@ -63,11 +64,16 @@ class Chart:
 
 def run_folders(runs: Sequence[Run]) -> list[str]:
     """A folder for the pictures of each run, named by its id; none where there is one run."""
-    folders: list[str] = []
-    for run in runs if len(runs) > 1 else ():
-        name = slug(run.id)
-        folders.append(name if name not in folders else f"{name}-{len(folders) + 1}")
-    return folders or [""] * len(runs)
+    taken: set[str] = set()
+    return [unique(slug(run.id), taken) for run in runs] if len(runs) > 1 else [""] * len(runs)
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, or with a number where it is taken, by letters of either case: some systems know no other."""
+    names = chain((name,), (f"{name}-{number}" for number in count(2)))
+    found = next(one for one in names if one.casefold() not in taken)
+    taken.add(found.casefold())
+    return found
 
 
 def slug(value: Any) -> str:

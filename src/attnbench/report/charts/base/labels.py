@@ -87,21 +87,24 @@ def around(x: Sequence[float], y: Sequence[float], names: Sequence[str], height:
         names: one a point; as drawn.
         height: of the plot.
     """
-    taken: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in zip(x, y, strict=True)]
+    signs: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in zip(x, y, strict=True)]
+    letters, stalks = list[Box](), list[Box]()
     found = [Place(BESIDE, 0.0, "left")] * len(names)
     # From the right: a stalk then finds the names right of it standing, and its own above them.
     for own in sorted(range(len(names)), key=lambda place: (-x[place], y[place])):
         size = LETTER * len(names[own])
-        others = [box for place, box in enumerate(taken) if place != own]
+        others = [box for place, box in enumerate(signs) if place != own]
         best, least = _CHOICES[0], math.inf
         for choice in _CHOICES:
             if abs(choice.dy) > least:
                 break  # the nearest come first, and none costs less than its distance
             if not choice.dy or LINE / 2 < y[own] + choice.dy < height - LINE / 2:
-                cost = _cost(choice, x[own], y[own], size, others)
+                cost = _cost(choice, x[own], y[own], size, others, letters, stalks)
                 best, least = (choice, cost) if cost < least else (best, least)
         found[own] = best
-        taken += _boxes(best, x[own], y[own], size)
+        name, *stalk = _boxes(best, x[own], y[own], size)
+        letters.append(name)
+        stalks += stalk
     return found
 
 
@@ -115,12 +118,20 @@ def _boxes(choice: Place, x: float, y: float, size: float) -> list[Box]:
     return [name, (x - 1, ends[0], x + 1, ends[1])]
 
 
-def _cost(choice: Place, x: float, y: float, size: float, taken: Sequence[Box]) -> float:
-    own = _boxes(choice, x, y, size)
-    hits = sum(left < c and a < right and top < d and b < bottom for left, top, right, bottom in own
-               for a, b, c, d in taken)  # fmt: skip
-    outside = max(0.0, -own[0][0]) + max(0.0, own[0][2] - NARROW - 90.0)
-    return 1000.0 * hits + 20.0 * outside + abs(choice.dy) + (6.0 if choice.align == "right" else 0.0)
+def _cost(
+    choice: Place, x: float, y: float, size: float, signs: Sequence[Box], names: Sequence[Box], stalks: Sequence[Box]
+) -> float:
+    name, *stalk = _boxes(choice, x, y, size)
+    hits = sum(_meet(name, other) for other in (*signs, *names, *stalks))
+    hits += sum(_meet(one, other) for one in stalk for other in names)
+    # Where signs lie on one another their stalks do, too: no harm while the names stand apart.
+    crossed = sum(_meet(one, other) for one in stalk for other in (*signs, *stalks))
+    outside = max(0.0, -name[0]) + max(0.0, name[2] - NARROW - 90.0)
+    return 1000.0 * hits + 10.0 * crossed + 20.0 * outside + abs(choice.dy) + (6.0 if choice.align == "right" else 0.0)
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from attnbench.record import Record, Run
-from attnbench.report.charts.base.figure import slug
+from attnbench.report.charts.base.figure import slug, unique
 from attnbench.store.conditions import Conditions, conditions_of
 from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_replicated, tie
 
@@ -60,13 +60,12 @@ class Matter:
             if record.time is not None and record.time.median_ms:
                 ways = groups.setdefault(case_of(record), {})
                 ways.setdefault(conditions_of(self.run, [record]).key, []).append(record)
-        names: dict[str, int] = {}
-        return [self._table(records, names) for ways in groups.values() for records in ways.values()]
+        taken: set[str] = set()
+        return [self._table(records, taken) for ways in groups.values() for records in ways.values()]
 
-    def _table(self, records: Sequence[Record], names: dict[str, int]) -> Table:
+    def _table(self, records: Sequence[Record], taken: set[str]) -> Table:
         first = records[0]
         there = combine(records) if self.replicated else list(records)
-        count = names[slug(first.case_id)] = names.get(slug(first.case_id), 0) + 1
         return Table(
             case_id=first.case_id,
             case=first.case,
@@ -75,7 +74,7 @@ class Matter:
             records=sorted(there, key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0),
             processes=by_backend(records),
             replicated=self.replicated,
-            folder=slug(first.case_id) + (f"-{count}" if count > 1 else ""),
+            folder=unique(slug(first.case_id), taken),
         )
 
 
