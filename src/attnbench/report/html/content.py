@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnbench.record import Environment, Record, Run, Settings, Status
+from attnbench.report.charts.base.matter import Matter
 from attnbench.report.checks import COLUMNS, error_rows
 from attnbench.report.page import decimal_aligned
 from attnbench.store.block import Block, Column, Line, Lost, backend_name
@@ -68,8 +69,11 @@ class Section:
     machines: Sequence[str]
     counts: str
     wins: Sequence[tuple[str, int]]
-    "backend and the tables in which its median is the lowest, most first"
-    tables: int
+    "backends that are clearly the fastest somewhere, and how often, most first"
+    contests: int
+    "tables in which backends were compared"
+    undecided: int
+    "those of them that nobody can be said to have won"
     cases: Sequence[Case]
     lost: Sequence[Lost]
     environments: Sequence[Sequence[Fact]] = field(default=())
@@ -100,12 +104,13 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
         tables[block.title].append(block)
     cases = [Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
              for number, (title, parts) in enumerate(tables.items())]
-    wins = Counter(line.record.backend for block in found for line in block.lines if line.fastest)
+    contests = [table for table in Matter(run).tables if table.tied is not None]
+    wins = Counter(backend_name(table.records[0]) for table in contests if not table.tied)
     return Section(
         anchor=f"r{index}", name=name, run=run,
         machines=[" · ".join(machine_words(item)) for item in run.environments],
         counts=_counts(run, len(cases)), wins=wins.most_common(),
-        tables=sum(any(line.fastest for line in block.lines) for block in found),
+        contests=len(contests), undecided=len(contests) - wins.total(),
         cases=cases, lost=lost_of(run.records),
         environments=[environment_facts(item) for item in run.environments], settings=setting_facts(run.settings))
 

@@ -42,11 +42,12 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
                             if line.record.time and line.record.time.median_ms is not None)  # fmt: skip
     bases = baselines(line.record for line in timed)
     drawn = [line_of(row.line.record, unit, bases, False, row.line.processes) if row.line else None for row in rows]
+    axes = list(_axes(rows))
+    case = (_column("case", link=True), [row.record.case_id for row in rows])
     columns: list[tuple[dict[str, Any], list[str]]] = [
         (_column("run", choice=True), [row.section.name for row in rows] if len(sections) > 1 else []),
         (_column("backend", choice=True), [backend_name(row.record) for row in rows]),
-        (_column("case", link=True), [row.record.case_id for row in rows]),
-        *_axes(rows),
+        *(axes or [case]),
         (_column("status", choice=True), _unless_all([row.record.status.value for row in rows], Status.PASSED.value)),
         *((_column(name, choice=True), _unless_one([row.conditions.get(name, "") for row in rows]))
           for name in CONDITIONS),
@@ -59,6 +60,7 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
                             aligned(texts) if item.number else texts))
     columns += [
         (_column("reason"), [_reason(row.record) for row in rows]),
+        *([case] if axes else []),  # what the axes say already leads to the case, but need not be read first
         (_column("rerun", copy=True), [row.record.repro or "" for row in rows]),
     ]
     said = [(column, texts) for column, texts in columns if any(texts)]
