@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attnbench.errors import UsageError
+from attnbench.errors import Unavailable, UsageError
 from attnbench.record import Status
 from attnbench.report.charts import figures
 from attnbench.report.plots import add_plot_arguments, check_plot_arguments, picture, write_plots
@@ -196,3 +196,12 @@ def test_flags_that_say_how_but_not_where(tmp_path):
     with pytest.raises(UsageError, match="--metric=tflops"):
         check_plot_arguments("attnbench report", arguments("--metric", "tflops"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_library_is_named_before_anything_is_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr("attnbench.report.plots.find_spec", lambda name: None)
+    for refused in (lambda: write_plots([make_run()], tmp_path / "new"),
+                    lambda: check_plot_arguments("attnbench report", arguments("--plots", str(tmp_path / "new")))):
+        with pytest.raises(Unavailable, match=r"module=altair is not installed; .*; pip install altair$"):
+            refused()
+    assert not (tmp_path / "new").exists()

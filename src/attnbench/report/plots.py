@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.record import Run
 from attnbench.report.charts import figures
 from attnbench.report.charts.base.figure import Figure, Spec
@@ -24,6 +25,8 @@ VERSION = "6.4"
 FONT = "Liberation Sans, Arial, sans-serif"
 FORMATS = ("png", "svg")
 WHO = "attnbench report"
+LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python"}
+"What makes the charts and what draws them, and what pip calls it."
 
 
 def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
@@ -39,17 +42,18 @@ def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def check_plot_arguments(who: str, args: argparse.Namespace) -> None:
-    """Refuse what says how to draw where nothing is to be drawn, and a folder that takes no files.
+    """Refuse what says how to draw where nothing is to be drawn, and what cannot be drawn or kept here.
 
     Raises:
         UsageError: naming the flag.
+        Unavailable: a library is missing; the line says what installs it.
     """
     for flag in ("x", "metric"):
         if getattr(args, flag) is not None and args.plots is None:
             raise UsageError(refusal(who, f"--{flag}", getattr(args, flag), "says what to plot but not where",
                                      "it goes with --plots DIR"))  # fmt: skip
     if args.plots is not None:
-        _check_folder(Path(args.plots))
+        _ready(Path(args.plots))
 
 
 def write_plots(
@@ -70,9 +74,10 @@ def write_plots(
 
     Raises:
         UsageError: a name is not known, there is nothing to draw, or a file cannot be written.
+        Unavailable: a library is missing.
     """
     folder = Path(folder)
-    _check_folder(folder)
+    _ready(folder)
     found = figures(runs) if x is None and metric is None else figures_over(runs, x, metric)
     if not found and x is None and metric is None:
         raise UsageError(refusal(WHO, "--plots", folder, "would stay empty, nothing was timed", "a run with times"))
@@ -116,7 +121,11 @@ def _written(found: Iterable[Figure], folder: Path, formats: Sequence[str]) -> I
             yield path
 
 
-def _check_folder(folder: Path) -> None:
+def _ready(folder: Path) -> None:
+    for module, package in LIBRARIES.items():
+        if find_spec(module) is None:
+            raise Unavailable(refusal(WHO, "module", module, "is not installed", "what the charts are drawn with",
+                                      f"pip install {package}"))  # fmt: skip
     if folder.exists() and not folder.is_dir():
         raise UsageError(refusal(WHO, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
     check_writable(folder / "a.png")
