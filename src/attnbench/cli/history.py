@@ -101,6 +101,8 @@ def _add(sources: Sequence[str], place: Place) -> int:
 
     output, counts, failed = Output(), dict.fromkeys(("added", "grown", "unchanged", "older"), 0), 0
     files = list(_files(sources, output))
+    if not files:  # nor is an empty history made
+        return 1
     with open_history(place, write=True) as history:
         for path, named in files:
             try:

@@ -182,7 +182,7 @@ def _scale(trend: Trend) -> tuple[float, float]:
     left_out = math.floor(OUTSIDE * len(medians)) if len(medians) >= FEWEST else 0
     low, high = medians[left_out], medians[-1 - left_out]
     if len(medians) < FEWEST:
-        low, high = min(map(_low, trend.points)), max(map(_high, trend.points))
+        low, high = min(low, *map(_low, trend.points)), max(high, *map(_high, trend.points))
     room = max((high - low) * MARGIN, high * 1e-3)
     return max(low - room, 0.0), high + room
 

@@ -16,14 +16,28 @@ Two things would fool least squares, and are taken out first:
   taken from differences, of which the largest 3 % are left out, so that true changes do not hide themselves.
 
 A cut costs 3 log(runs) long-run variances.  That is half as much again as the usual criterion (BIC's
-two), which counts on knowing the variance.  Simulated, in % of series (a test computes rows of it again): false is a
-stationary series with any change reported, found a shift of 3 % at 1 % of noise, put within three
-runs of where it is (in the middle; of the last column seven runs before the end).
+two), which counts on knowing the variance.  Simulated, in % of 400 series (200 of a thousand runs,
+100 in the last column; a test computes two rows again): false is a stationary series with any change
+reported, found a shift of 3 % at 1 % of noise, put within three runs of where it is (in the middle; in
+the last column seven runs before the end).
 
-{table}
-Up to a hundred runs an autoregression of 0.8 and a change of level look alike, which no method can
-mend; nothing is said of fewer than twelve runs.  asv's detector, also by least cost (absolute instead
-of square), chooses its penalty as if neighbours were independent.
+    runs                             20          50         100         300        1000   end, 1000
+                           false found false found false found false found false found       found
+    normal, 1 %               0.5    73   0.8    99   0.0   100   0.0    99   0.0   100         100
+    two peaks, 50/50          1.8    71   0.2    98   0.0   100   0.0   100   0.0   100          97
+    two peaks, 70/30          1.0    70   0.5    97   0.0   100   0.0   100   0.0   100          98
+    two peaks, 90/10          1.5    71   2.0    97   0.8   100   0.5    99   1.0   100          99
+    two peaks, sticky        11.0    26   7.8    50   2.8    80   0.2   100   0.0   100           9
+    drift, 0.5                6.0    33   7.2    62   2.5    85   0.0    98   0.0    97          39
+    drift, 0.8               11.0    27  14.2    62  10.8    86   0.8    89   0.0    90           4
+    drift, 0.9               13.2    57  18.8    82  22.2    90   9.0    84   1.0    79           1
+    5 % outliers of +50 %     2.0    47   1.2    86   0.8    95   1.0    98   0.0    98          83
+    heavy tails (t, 3)        1.5    69   0.8    98   0.2   100   0.0   100   0.0   100         100
+
+Up to a hundred runs a strong drift and a change of level look alike, and false alarms are more than one
+in twenty there; nothing is said of fewer than twelve runs.  The detector of asv cuts by absolute
+distances, weighs runs by their intervals and knows autoregressive noise too; it follows a path of
+penalties by heuristics instead of finding the optimum, and states no rate of false alarms.
 """
 
 from __future__ import annotations

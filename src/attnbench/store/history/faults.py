@@ -63,9 +63,12 @@ def _words(error: Exception, place: Place) -> tuple[str, str]:
     for known in (state, state[:2]) if state else ():
         if known in SERVER:
             return SERVER[known]
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
-    # Of a connection that failed the last line is the reason of the last address tried.
-    text = lines[-1] if place.url is not None and state is None else lines[0]
+    if isinstance(cause, OSError):
+        return f"cannot be opened ({cause.strerror})", "a file in a folder you may read and write"
+    # The first line is the reason, what follows are hints.
+    said = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
     for secret in place.secrets:
-        text = text.replace(secret, "***")
-    return f"does not do it ({text})", "a database that works"
+        said = said.replace(secret, "***")
+    if place.url is not None and state is None:
+        return f"cannot be reached ({said})", "a server that runs, and its URL"
+    return f"does not do it ({said})", "a database that works"
