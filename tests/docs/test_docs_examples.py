@@ -59,6 +59,7 @@ def test_the_test_of_the_readme_is_one(tmp_path):
 @pytest.mark.parametrize(("file", "words"), [
     ("time_a_function.py", ("library: ", "measured in turn, speed-up against by hand")),
     ("run_a_suite.py", ("vs sdpa", "speedup.verdict")),
+    ("hstu_bsa.py", ("HSTU dense (hstu-eager):", "HSTU BSA (hstu-bsa-eager):", "worst speed-up:")),
 ])
 def test_an_example_runs(file, words, tmp_path):
     said = python(str(EXAMPLES / file), cwd=tmp_path)

@@ -51,7 +51,8 @@ def test_a_shipped_suite_is_sound(name, device):
 
 
 def test_the_shipped_suites_are_those_the_documents_name():
-    assert suite_names() == ["compare", "flash-sweep", "minimal", "overhead", "quick", "scenarios"]
+    assert suite_names() == ["compare", "flash-sweep", "hstu-bsa-long", "hstu-bsa", "hstu-dense", "minimal", "overhead",
+                             "quick", "scenarios"]
     assert case_names() == ["gpt2-small", "gpt3-large", "bert-base", "bert-large", "context-8k", "context-16k",
                             "batch-inference"]
 
@@ -88,6 +89,36 @@ def test_the_sweep_of_seed_001():
     assert shapes == [(512, 16), (1024, 16), (2048, 16), (4096, 16), (8192, 8), (16384, 4)]
     assert {case.nheads for case in cases(suite).values()} == {16}
     assert (suite.settings["warmup"], suite.settings["iterations"], suite.settings["l2"]) == (10, 64, "cold")
+
+
+def test_the_configurations_of_seed_000():
+    suite = load_suite("hstu-bsa", "cuda")
+    found = [(one.batch, one.seqlen, one.nheads, one.attn_dim, one.linear_dim, one.block_size, one.block_counts)
+             for one in cases(suite).values()]
+    assert found == [(1, 64, 4, 16, 32, 16, 2), (2, 128, 8, 32, 64, 32, 4), (4, 256, 8, 32, 64, 32, 4),
+                     (8, 512, 8, 32, 64, 32, 4), (16, 1024, 8, 32, 64, 32, 4)]
+    assert {(one.dtype, one.mode, one.lengths) for one in cases(suite).values()} == {("fp32", "fwd", "full")}
+    assert (suite.layout, suite.settings) == ("seed-000", {"warmup": 10, "iterations": 100, "seed": 42})
+    small = cases(load_suite("hstu-bsa", "cpu"))
+    assert list(small) == list(cases(suite))[:3]
+
+
+def test_the_long_suite_has_as_many_tokens_in_every_case():
+    found = cases(load_suite("hstu-bsa-long", "cuda")).values()
+    assert {one.batch * one.seqlen for one in found} == {524288}
+    shapes = [(4, 128, 128), (8, 64, 64), (8, 32, 64)]
+    assert [(one.nheads, one.attn_dim, one.linear_dim) for one in found] == shapes * 4
+    assert {(one.block_size, one.block_counts, one.dtype) for one in found} == {(32, 4, "bf16")}
+
+
+def test_the_rows_of_the_dense_suite():
+    found = cases(load_suite("hstu-dense", "cuda")).values()
+    assert [(one.nheads, one.attn_dim, one.seqlen, one.batch) for one in found] == [
+        (4, 128, 256, 128), (4, 128, 512, 128), (4, 128, 1024, 128), (4, 128, 2048, 128), (4, 128, 4096, 128),
+        (4, 128, 8192, 64), (4, 128, 16384, 32), (4, 256, 2048, 128), (4, 256, 8192, 64), (8, 64, 2048, 128),
+        (8, 64, 8192, 64), (8, 32, 1024, 128), (8, 32, 8192, 64)]
+    assert {(one.dtype, one.causal, one.lengths) for one in found} == {("bf16", True, "full")}
+    assert all(one.alpha == one.attn_dim**-0.5 and one.linear_dim == one.attn_dim for one in found)
 
 
 def test_overhead_has_200_cases_of_comparable_work():

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from attnbench.backends.base import Budget, Launch
 
+FOLLOWED = "chose otherwise than the oracle and as well, within rounding: held against what follows from its choice"
+
 SETTLE_S = 0.03
 "Given to work on another thread of a CPU to show itself; a GPU is synchronised instead."
 
@@ -245,7 +247,10 @@ class _Examination:
             return reference.truth(self.variant), {}
         # What follows from a choice is evaluated now, and not under the settings the launch may have left.
         self._put_back()
-        return reference.follow(self.variant, chosen)
+        truth, faults = reference.follow(self.variant, chosen)
+        if not faults and truth is not reference.truth(self.variant) and FOLLOWED not in self.notes:
+            self.notes.append(FOLLOWED)
+        return truth, faults
 
     def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:
         workload, case = reference.workload, reference.case

@@ -60,12 +60,14 @@ def imported_run(layout: str, path: str | Path, records: list[Record]) -> Run:
     return Run(id=run_id, suite=layout, command=f"attnbench import {name}", started=now(), records=tuple(records))
 
 
-def imported_record(layout: str, case: dict[str, Any], backend: str, time: Time, **blocks: Any) -> Record:
+def imported_record(
+    layout: str, case: dict[str, Any], backend: str, time: Time, *, workload: str = "attention", **blocks: Any
+) -> Record:
     """A passed record of which only times are known."""
     case_id = "-".join(f"{name}{value}" for name, value in case.items()) or "unknown"
     note = f"imported from a {layout} file: rates and speed-ups are over means, as it defines them"
     return Record(
-        workload="attention",
+        workload=workload,
         case=case,
         case_id=case_id,
         group=case_id,
@@ -84,6 +86,9 @@ def imported_time(
     min_ms: float | None = None,
     max_ms: float | None = None,
     std_ms: float | None = None,
+    p95_ms: float | None = None,
+    p99_ms: float | None = None,
+    num_samples: int | None = None,
 ) -> Time:
     """A time without samples."""
     return Time(
@@ -91,14 +96,14 @@ def imported_time(
         l2=None,
         regime=None,
         stopped_by=None,
-        num_samples=None,
+        num_samples=num_samples,
         median_ms=median_ms,
         mean_ms=mean_ms,
         std_ms=std_ms,
         min_ms=min_ms,
         max_ms=max_ms,
-        p95_ms=None,
-        p99_ms=None,
+        p95_ms=p95_ms,
+        p99_ms=p99_ms,
     )
 
 
