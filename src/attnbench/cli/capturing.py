@@ -1,0 +1,233 @@
+"""How `attnbench profile` takes captures: what of a plan is launched, by which tool, into which folder."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.errors import NothingToRun, Unavailable
+from attnbench.workloads.base import load_workload
+
+if TYPE_CHECKING:
+    from attnbench.profile.capture import Capture
+    from attnbench.profile.categories import Categories
+    from attnbench.profile.everything import Request
+    from attnbench.profile.job import Job
+    from attnbench.profile.roofline import Point
+    from attnbench.profile.take import Options
+    from attnbench.record import PlannedGroup, Run
+
+WHO = "attnbench profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked for."""
+
+    args: argparse.Namespace
+    run: Run
+    "cases and backends"
+    suite: str
+    "as the user named it"
+    options: Options
+    launches: int | None
+    "None is the tool's own number"
+    warmup: int
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of --backends files, which the profiled process finds from anywhere."""
+        return tuple(str(Path(file).absolute()) for file in flags.backend_words(self.args.backends)[1])
+
+    def job(self, group: PlannedGroup, backends: Sequence[str], tool: str) -> Job:
+        """What one process launches."""
+        from attnbench.profile.everything import LAUNCHES
+        from attnbench.profile.job import Job
+
+        settings = self.run.settings
+        return Job(workload=group.workload, case=group.case, case_id=group.case_id, backends=tuple(backends),
+                   files=self.files, device=settings.device, input=settings.input, seed=settings.seed,
+                   warmup=self.warmup, launches=self.launches or LAUNCHES[tool],
+                   marks="torch" if tool == "torch" else "nvtx")
+
+    def jobs(self, tool: str) -> Iterator[Job]:
+        """A job a case and backend."""
+        for group in self.run.plan:
+            for backend in group.backends:
+                yield self.job(group, [backend], tool)
+
+    def missing(self) -> dict[str, str]:
+        """Backends that are not installed, with the reason: no process is started for them."""
+        from attnbench.backends.registry import parse_selector
+        from attnbench.machine.advice import install_line
+        from attnbench.suites.strangers import known_backends
+
+        known = known_backends(flags.backend_words(self.args.backends)[1])
+        found = {}
+        for name in dict.fromkeys(name for group in self.run.plan for name in group.backends):
+            try:
+                known[parse_selector(name)[0]].probe()
+            except Unavailable as why:
+                found[name] = install_line(str(why))
+        return found
+
+    def points(self, captures: Sequence[Capture], launches: int) -> list[Point]:
+        """Places under the roofline, of the cases of the plan."""
+        from attnbench.machine.peaks import DTYPES, peak
+        from attnbench.profile.roofline import points
+
+        workload = load_workload(self.run.plan[0].workload)
+        cases = {group.case_id: workload.case(group.case) for group in self.run.plan}
+        card = next((capture.device for capture in captures if capture.device), None)
+        peaks = {name: peak(card, case.dtype) if card and case.dtype in DTYPES else None
+                 for name, case in cases.items()}
+        return points(captures, {name: workload.work(case) for name, case in cases.items()}, peaks, launches)
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """What was taken."""
+
+    captures: list[Capture]
+    points: list[Point]
+    losses: list[str]
+    place: Path
+
+
+def one_tool(plan: Plan, rules: Categories) -> Captures | None:
+    """Take a capture of every case and backend; None where only the command lines were to be shown.
+
+    Raises:
+        Unavailable: the tool cannot work here, or no capture came of it.
+        NothingToRun: no backend is installed.
+    """
+    from attnbench.profile.folder import open_folder
+    from attnbench.profile.take import probe, take
+
+    tool = plan.args.tool
+    jobs, missing = list(plan.jobs(tool)), plan.missing()
+    names = _names(jobs)
+    if plan.args.dry_run:
+        _show_commands(plan, tool, jobs, names)
+        return None
+    program = probe(tool, plan.run.settings.device)
+    if all(job.backends[0] in missing for job in jobs):
+        raise NothingToRun(f"{WHO}: nothing can be launched; {next(iter(missing.values()))}")
+    folder = open_folder(plan.args.out, force=plan.args.force)
+    captures: list[Capture] = []
+    losses = list(missing.values())
+    for job, name in zip(jobs, names, strict=True):
+        if job.backends[0] in missing:
+            continue
+        Output().note(f"{tool}: {job.title}")
+        taken = take(tool, program, job, folder, dataclasses.replace(plan.options, file=name), rules)
+        if taken.capture is None:
+            losses.append(f"{job.backends[0]}: {(taken.reason or '').removeprefix(f'{job.backends[0]}: ')}")
+            continue
+        captures.append(dataclasses.replace(taken.capture, name=name.removeprefix("profile_")))
+        _keep(folder, captures)  # after each: Ctrl-C keeps what was taken
+    if not captures:
+        raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}")
+    return Captures(captures, plan.points(captures, jobs[0].launches), losses, folder)
+
+
+def everything(plan: Plan, rules: Categories) -> Captures | None:
+    """`profile all`; None where only the command lines were to be shown.
+
+    Raises:
+        Unavailable: there is no GPU, or none of the tools took a capture.
+        NothingToRun: no backend is installed.
+    """
+    from attnbench.profile.everything import LAUNCHES, profile_all
+    from attnbench.profile.folder import open_folder
+    from attnbench.profile.take import probe
+
+    request = _request(plan)
+    if plan.args.dry_run:
+        for words in (("doctor",), request.run_words, request.compare_words):
+            Output().line(shlex.join(["attnbench", *words]))
+        for tool in ("nsys", "ncu", "torch"):
+            jobs = [dataclasses.replace(request.job, launches=request.launches or LAUNCHES[tool])]
+            _show_commands(plan, tool, jobs, ["flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"])
+        return None
+    probe("torch", plan.run.settings.device)  # where it cannot work, there is no GPU for the others either
+    folder = open_folder(plan.args.out, force=plan.args.force)
+    done = profile_all(request, folder, rules, told=lambda file: Output().note(f"profile all: {file}"),
+                       points=plan.points)
+    failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
+    if not done.captures:
+        raise Unavailable(f"{WHO} all: no capture; {failed[-1]}; {folder / 'SUMMARY.md'} has the other reasons")
+    _keep(folder, done.captures)
+    points = plan.points(done.captures, request.launches or LAUNCHES["ncu"])
+    return Captures(done.captures, points, failed, folder / "SUMMARY.md")
+
+
+def _request(plan: Plan) -> Request:
+    from attnbench.profile.everything import Request
+
+    first, missing = plan.run.plan[0], plan.missing()
+    backends = [name for name in first.backends if name not in missing]
+    if not backends:
+        raise NothingToRun(f"{WHO}: nothing can be launched; {next(iter(missing.values()))}")
+    cases = len({group.case_id for group in plan.run.plan})
+    aside = [f"Not installed: {why}." for why in missing.values()]
+    if cases > 1:
+        aside.append(f"The captures are of the first of {cases} cases; "
+                     f"`attnbench profile nsys {Path(plan.suite).name}` takes one of each.")
+    words = _suite_words(plan)
+    compare = ("run", *words, "--backends", "all", "--no-save")
+    if first.workload == "attention":
+        case = load_workload(first.workload).case(first.case)
+        shared = [word for flag in ("device", "input", "seed") if (value := getattr(plan.args, flag, None)) is not None
+                  for word in (f"--{flag}", value)]
+        chosen = [word for value in plan.args.backends or () for word in ("--backends", value)]
+        compare = ("compare", *load_workload(first.workload).flags(case), *shared, *chosen, "--no-save")
+    return Request(job=plan.job(first, backends, "ncu"), run_words=("run", *words, "--no-save"), compare_words=compare,
+                   left_aside=tuple(aside), options=plan.options, launches=plan.launches)
+
+
+def _suite_words(plan: Plan) -> list[str]:
+    """Suite and flags as the user gave them, files by their paths: the run's own command names no folder."""
+    paths = {Path(file).name: file for file in plan.files}
+    if plan.suite.endswith(".toml"):
+        paths[Path(plan.suite).name] = plan.suite
+    words = shlex.split(plan.run.command)[2:]
+    return [",".join(paths.get(part, part) for part in word.split(",")) for word in words]
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    """File names of captures; two selectors that differ only in letters no file may have get numbers."""
+    from attnbench.profile.job import file_name
+
+    several = len({job.case_id for job in jobs}) > 1
+    names: list[str] = []
+    for job in jobs:
+        name = file_name(job.backends, job.case_id if several else None)
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names
+
+
+def _show_commands(plan: Plan, tool: str, jobs: Sequence[Job], names: Sequence[str]) -> None:
+    from attnbench.profile.take import commands
+
+    options = dataclasses.replace(plan.options, set="full") if plan.args.tool == "all" else plan.options
+    target = ["python", "-m", "attnbench.profile.target", "JOB", "ANSWER", "TRACE"]
+    for job, name in zip(jobs, names, strict=True):
+        Output().line(f"{job.title}: {job.warmup} launches before the window, {job.launches} in it")
+        for line in commands(tool, tool, target, Path(plan.args.out) / name, options):
+            Output().line(f"  {shlex.join(line)}")
+
+
+def _keep(folder: Path, captures: Sequence[Capture]) -> None:
+    from attnbench.profile import capture, tables
+    from attnbench.store.files import write_bytes
+
+    write_bytes(folder / "kernels.csv", tables.to_csv(captures).encode())
+    write_bytes(folder / "captures.json", capture.dumps(tuple(captures)).encode())

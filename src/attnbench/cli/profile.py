@@ -1,0 +1,243 @@
+"""`attnbench profile`: ncu, nsys and torch.profiler on the launches of a suite, or captures taken earlier."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.cli.request import make_run
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.suites.settings import SETTINGS, between, whole
+
+if TYPE_CHECKING:
+    from attnbench.profile.capture import Capture
+    from attnbench.profile.categories import Categories
+    from attnbench.profile.roofline import Point
+    from attnbench.profile.take import Options
+
+WHO = "attnbench profile"
+TOOLS = ("ncu", "nsys", "torch", "all")
+SUITES = {"all": "minimal"}
+SUITE = "compare"
+RUNS = "results"
+"""Folder in which --into looks for the id of a run."""
+
+WARMUP, TIMEOUT_S = 3, 600.0
+CHOICES = {"set": ("basic", "roofline", "full"), "clock_control": ("none", "base"), "cache_control": ("all", "none")}
+TABLES = ("all", "kernels", "categories", "counters", "seed-003")
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("tool", nargs="?", metavar="TOOL", help=(
+        "ncu (counters of each kernel), nsys (the time line), torch (torch.profiler's), or all (each of them and two "
+        "benchmarks, into one folder with SUMMARY.md)"))
+    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
+        "whose cases and backends are launched (default: compare; of all: minimal, its first case)"))
+    _add_capture(parser)
+    flags.add_shape(parser, note=(
+        "Each a value or a comma list; every case is captured apart. A default holds where the suite says nothing; "
+        "the suites minimal and compare also read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."))
+    flags.add_backends(parser, baseline=False)
+    _add_output(parser)
+    parser.example("attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
+                   "attnbench profile ncu --set full --kernel flash",
+                   "BATCH=4 SEQLEN=2048 attnbench profile all",
+                   "attnbench profile --from fa.sqlite --from sage2.sqlite --table seed-003")
+
+
+def _add_capture(parser: Parser) -> None:
+    group = parser.add_argument_group("capture", "Every backend is launched in a process of its own.")
+    group.add_argument("--from", dest="captures", action="append", metavar="CAPTURE", help=(
+        "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; again for "
+        "a further column (default: take one)"))
+    group.add_argument("--kernel", metavar="REGEX", help="only kernels whose name it is found in (default: every one)")
+    group.add_argument("--range", metavar="NAME", help="only what is launched in this NVTX range (default: every one)")
+    group.add_argument("--set", metavar="NAME", default="basic", help=(
+        "what ncu collects: basic, roofline or full (default: basic)"))
+    group.add_argument("--launches", metavar="N", help=(
+        "launches in the capture window (default: 1 of ncu, which repeats it itself; else 10)"))
+    group.add_argument("--warmup", dest="warm_launches", metavar="N", help=(
+        f"launches before the window (default: {WARMUP})"))
+    group.add_argument("--clock-control", metavar="NAME", default="none", help=(
+        "of ncu: none leaves the clocks alone, base holds the base clock (default: none)"))
+    group.add_argument("--cache-control", metavar="NAME", default="all", help=(
+        "of ncu: all flushes the caches before each of its passes, none does not (default: all)"))
+    group.add_argument("--timeout", metavar="S", help=f"time limit of one capture (default: {TIMEOUT_S:g})")
+    for one in SETTINGS:
+        if one.name in ("input", "seed", "device"):
+            group.add_argument(one.flag, metavar=one.metavar, help=f"{one.help} (default: {one.default})")
+
+
+def _add_output(parser: Parser) -> None:
+    group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
+    group.add_argument("--out", metavar="DIR", default="profile_results", help=(
+        "folder of captures; numbered where it is taken (default: profile_results)"))
+    group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
+    group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
+    group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
+    group.add_argument("--csv", metavar="PATH", help="every kernel with every counter (default: kernels.csv in DIR)")
+    group.add_argument("--json", metavar="PATH", help="the captures (default: captures.json in DIR)")
+    group.add_argument("--into", metavar="RUN", help=(
+        "put ncu's counters into the records of this run file: same case, same backend (default: none)"))
+    group.add_argument("--dry-run", action="store_true", help="show the command lines, take nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take or read captures and show them; 3 where there is none."""
+    from attnbench.profile import categories
+
+    _check(args)
+    rules = categories.load(args.categories)
+    if args.captures:
+        return _show_earlier(args, rules)
+    if args.tool is None:
+        raise UsageError(f"{WHO}: TOOL is missing; one of {', '.join(TOOLS)}, or --from CAPTURE")
+    from attnbench.cli import capturing
+
+    suite = args.suite or SUITES.get(args.tool, SUITE)
+    planned = make_run(args, "profile", suite=suite)
+    plan = capturing.Plan(args, planned, suite, options(args), launches=_number(args.launches, "--launches", 1),
+                          warmup=WARMUP if args.warm_launches is None else int(args.warm_launches))
+    taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
+    if taken is None:
+        return 0
+    show(args, [_selected(one, args) for one in taken.captures], taken.points, taken.losses)
+    Output(results_to_stderr="-" in (args.csv, args.json)).line(f"written: {taken.place}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Find mistakes before anything is imported or started."""
+    from attnbench.store.files import check_writable
+
+    if args.tool is not None and args.tool not in TOOLS:
+        raise unknown(WHO, "TOOL", args.tool, TOOLS)
+    if args.captures and args.suite is not None:
+        raise UsageError(refusal(WHO, "SUITE", args.suite, "is not launched where --from reads a capture",
+                                 "one of the two"))
+    for name, accepted in (*CHOICES.items(), ("table", TABLES)):
+        if getattr(args, name) not in accepted:
+            raise unknown(WHO, f"--{name.replace('_', '-')}", getattr(args, name), accepted)
+    if args.kernel is not None:
+        try:
+            re.compile(args.kernel)
+        except re.error as error:
+            raise UsageError(refusal(WHO, "--kernel", args.kernel, f"is no regular expression ({error})",
+                                     "one such as flash|fmha")) from None
+    if args.csv == "-" == args.json:
+        raise UsageError(refusal(WHO, "--json", "-", "wants stdout, as --csv does", "one of them"))
+    for path in (args.csv, args.json):
+        if path not in (None, "-"):
+            check_writable(path)
+    _number(args.launches, "--launches", 1)
+    _number(args.warm_launches, "--warmup", 0)
+    _seconds(args.timeout)
+
+
+def _number(text: str | None, flag: str, least: int) -> int | None:
+    try:
+        return None if text is None else whole(least)(text)
+    except ValueError as error:
+        raise UsageError(refusal(WHO, flag, text, "cannot be used", str(error))) from None
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return TIMEOUT_S if text is None else between(0)(text)
+    except ValueError as error:
+        raise UsageError(refusal(WHO, "--timeout", text, "cannot be used", str(error))) from None
+
+
+def options(args: argparse.Namespace) -> Options:
+    """How captures are taken."""
+    from attnbench.profile.take import Options
+
+    return Options(kernel=args.kernel, range=args.range, set=args.set, clock_control=args.clock_control,
+                   cache_control=args.cache_control, timeout_s=_seconds(args.timeout), force=args.force)
+
+
+# ── captures taken earlier ─────────────────────────────────────────────────────────────────────────
+
+
+def _show_earlier(args: argparse.Namespace, rules: Categories) -> int:
+    from attnbench.profile import sources
+
+    captures = [capture for path in args.captures for capture in sources.read(path, rules)]
+    for capture in captures:
+        if args.tool not in (None, "all", capture.tool):
+            raise UsageError(refusal(WHO, "--from", capture.source, f"is a capture of {capture.tool}",
+                                     f"`{WHO} {capture.tool}`, or no tool"))
+    captures = _named_apart([_selected(capture, args) for capture in captures])
+    show(args, captures, [], [])
+    return 0
+
+
+def _named_apart(captures: Sequence[Capture]) -> list[Capture]:
+    """Columns of one name get numbers."""
+    seen: dict[str, int] = {}
+    named = []
+    for capture in captures:
+        seen[capture.name] = count = seen.get(capture.name, 0) + 1
+        named.append(dataclasses.replace(capture, name=f"{capture.name}-{count}") if count > 1 else capture)
+    return named
+
+
+def _selected(capture: Capture, args: argparse.Namespace) -> Capture:
+    """The kernels that --kernel and --range ask for."""
+    kept = [row for row in capture.kernels if (args.kernel is None or re.search(args.kernel, row.name)) and (
+        args.range is None or row.range == args.range)]
+    if not kept and capture.kernels:
+        flag, value = ("--kernel", args.kernel) if args.kernel is not None else ("--range", args.range)
+        there = dict.fromkeys(row.short if args.kernel is not None else row.range or "none" for row in capture.kernels)
+        raise UsageError(refusal(WHO, flag, value, f"leaves no kernel of {capture.source}",
+                                 f"among {', '.join(list(there)[:8])}"))
+    return dataclasses.replace(capture, kernels=tuple(kept))
+
+
+def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence[Point],
+         losses: Sequence[str]) -> None:
+    """Print the tables, then what was not captured, and write what was asked for."""
+    from attnbench.profile import capture, tables
+    from attnbench.report.profile import render_profile_table
+    from attnbench.store.files import write_bytes
+
+    texts = {"csv": tables.to_csv(captures), "json": capture.dumps(tuple(captures))}
+    if args.into is not None:
+        _into(args, captures)
+    for name, text in texts.items():
+        if (path := getattr(args, name)) not in (None, "-"):
+            write_bytes(path, text.encode())
+    output = Output(results_to_stderr="-" in (args.csv, args.json))
+    shown = tables.chosen(args.table, captures, points)
+    for table in shown:
+        render_profile_table(output.console(), table.title, table.heads, table.texts(), numbers=table.numbers(),
+                             notes=table.notes)
+    for loss in losses:
+        output.note(f"not captured: {loss}")
+    if not shown:
+        output.note(f"--table {args.table}: the captures hold nothing for it")
+    for name, text in texts.items():
+        if getattr(args, name) == "-":
+            Output().line(text.rstrip("\n"))
+
+
+def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
+    """Put the counters into a run file's records."""
+    from attnbench.cli.saved import find_run
+    from attnbench.profile.attach import attach
+    from attnbench.store.runfile import read, write
+
+    path = find_run(args.into, RUNS, WHO)
+    run, rows = attach(read(path), captures)
+    if not rows:
+        raise UsageError(refusal(WHO, "--into", args.into, "has no record of a case and backend that ncu captured",
+                                 "a run of the same cases"))
+    write(run, path)
+    Output().note(f"--into: counters of {rows} record{'s' * (rows != 1)}")

@@ -1,0 +1,160 @@
+"""`attnbench profile all`: what seed 004's auto_profile.sh did, into the files it wrote.
+
+Every step that fails is written down and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.errors import Unavailable
+from attnbench.machine import child
+from attnbench.profile import tables
+from attnbench.profile.capture import Capture
+from attnbench.profile.categories import Categories
+from attnbench.profile.job import Job
+from attnbench.profile.roofline import Point
+from attnbench.profile.running import reason, run
+from attnbench.profile.table import Table
+from attnbench.profile.take import Options, Taken, probe, take
+from attnbench.store.files import write_bytes
+
+COMMAND_S = 3600.0
+"""For one command of ours: it has time limits of its own for what may hang."""
+
+LAUNCHES = {"ncu": 1, "nsys": 10, "torch": 10}
+FILES = {"nsys": "flash_attn_nsys", "ncu": "flash_attn_ncu_full", "torch": "flash_attn_torch"}
+SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep", "torch": ".trace.json"}
+MEMORY = ("duration_ms", "dram_gbps", "dram_percent", "dram_bytes", "memory_percent", "l1_hit_percent",
+          "l2_hit_percent", "dram_mhz")
+COMPUTE = ("duration_ms", "cycles", "sm_mhz", "sm_percent", "tensor_percent", "registers", "shared_bytes",
+           "theoretical_occupancy_percent", "achieved_occupancy_percent", "instructions_per_cycle", "eligible_warps")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step and how it ended."""
+
+    title: str
+    file: str
+    reason: str | None = None
+    "why it failed; None where it did not"
+    command: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What `profile all` does."""
+
+    job: Job
+    "the captures' launches; its marks and counts are set for each tool"
+    run_words: tuple[str, ...]
+    "of `attnbench`, for baseline_benchmark.txt"
+    compare_words: tuple[str, ...]
+    "of `attnbench`, for comparison_results.txt"
+    left_aside: tuple[str, ...] = ()
+    "what of the suite is not captured, in words"
+    options: Options
+    launches: int | None = None
+    "None is each tool's own number"
+
+
+@dataclass(slots=True)
+class Everything:
+    """What came of it."""
+
+    steps: list[Step]
+    captures: list[Capture]
+
+
+def profile_all(request: Request, folder: Path, rules: Categories, *, told: Callable[[str], None],
+                points: Callable[[Sequence[Capture], int], Sequence[Point]]) -> Everything:
+    """Do every step; SUMMARY.md is written again after each.
+
+    Args:
+        request: what to do.
+        folder: where the files go.
+        rules: categories.
+        told: hears of each step before it begins.
+        points: places captures under the roofline; the second argument is the launches of each.
+    """
+    done = Everything([], [])
+    plan: list[tuple[str, Callable[[], Step]]] = [
+        ("gpu_info.txt", lambda: _command("the machine", ("doctor",), folder / "gpu_info.txt")),
+        ("baseline_benchmark.txt", lambda: _command(
+            "baseline", request.run_words, folder / "baseline_benchmark.txt")),
+        ("comparison_results.txt", lambda: _command(
+            "comparison", request.compare_words, folder / "comparison_results.txt")),
+        *((FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(
+            tool, request, folder, rules, done.captures)) for tool in ("nsys", "ncu", "torch"))]
+    for file, step in plan:
+        told(file)
+        done.steps.append(step())
+        summary = _summary(request, done, points(done.captures, request.launches or LAUNCHES["ncu"]))
+        write_bytes(folder / "SUMMARY.md", summary.encode())
+    return done
+
+
+def _command(title: str, words: Sequence[str], file: Path) -> Step:
+    """A command of ours, what it prints in a file."""
+    file.unlink(missing_ok=True)
+    finished = run(child.command("attnbench", *words), timeout_s=COMMAND_S, log=file)
+    command = " ".join(["attnbench", *words])
+    # 1 is an answer too: an output was wrong, and the file says which.
+    why = None if finished.code in (0, 1) else reason(f"attnbench {words[0]}", finished, COMMAND_S)
+    return Step(title, file.name, why, command)
+
+
+def _capture(tool: str, request: Request, folder: Path, rules: Categories, captures: list[Capture]) -> Step:
+    title = {"nsys": "Nsight Systems", "ncu": "Nsight Compute", "torch": "torch.profiler"}[tool]
+    file = FILES[tool]
+    options = dataclasses.replace(request.options, file=file, set="full")
+    job = dataclasses.replace(request.job, marks="torch" if tool == "torch" else "nvtx",
+                              launches=request.launches or LAUNCHES[tool])
+    try:
+        taken = take(tool, probe(tool, job.device), job, folder, options, rules)
+    except Unavailable as why:
+        taken = Taken(None, str(why))
+    if taken.capture is None:
+        return Step(title, file + SUFFIX[tool], taken.reason)
+    capture = dataclasses.replace(taken.capture, name=tool, notes=(*taken.capture.notes, *(
+        f"left out: {one}" for one in taken.left_out)))
+    captures.append(capture)
+    _texts(tool, capture, folder)
+    return Step(title, file + SUFFIX[tool], None, capture.command)
+
+
+def _texts(tool: str, capture: Capture, folder: Path) -> None:
+    """The text files of a tool."""
+    if tool == "nsys":
+        printed = folder / f"{FILES[tool]}_stats.txt"
+        if printed.is_file():
+            printed.replace(folder / "nsys_stats.txt")
+    if tool == "ncu":
+        for name, wanted in (("ncu_memory_metrics.txt", MEMORY), ("ncu_compute_metrics.txt", COMPUTE)):
+            write_bytes(folder / name, tables.metrics(capture, name.split("_")[1], wanted).plain().encode())
+
+
+def _summary(request: Request, done: Everything, points: Sequence[Point]) -> str:
+    failed = [step for step in done.steps if step.reason is not None]
+    steps = Table(title="", heads=("step", "file", "outcome"), rows=tuple(
+        (step.title, step.file, "done" if step.reason is None else "failed") for step in done.steps))
+    parts = ["# Profile\n", f"Launched: {request.job.title}.\n"]
+    cards = {capture.device for capture in done.captures if capture.device}
+    parts += [f"On {', '.join(sorted(cards))}.\n"] if cards else []
+    parts += [f"{one}\n" for one in request.left_aside]
+    parts += ["## Steps\n", steps.markdown()]
+    if failed:
+        parts += ["## What failed\n", "\n".join(f"- {step.title}: {step.reason}" for step in failed) + "\n"]
+    for table in tables.chosen("all", done.captures, points):
+        parts += [f"## {table.title[0].upper()}{table.title[1:]}\n", table.markdown()]
+    timed = [capture for capture in done.captures if capture.tool != "ncu"]
+    if timed:
+        parts += ["## Shares\n", tables.seed_003(timed).markdown()]
+    commands = [f"- {step.title}: `{step.command}`" for step in done.steps if step.command]
+    if commands:
+        parts += ["## Commands\n", "\n".join(commands) + "\n"]
+    return "\n".join(parts)

@@ -1,0 +1,124 @@
+"""Running a profiler: an argument list, a time limit, and a reason where it did not do its work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.errors import Unavailable
+from attnbench.machine import child
+from attnbench.worker.outcome import without_paths
+
+COMPLAINTS: tuple[tuple[str, str], ...] = (
+    (r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters",
+     "this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root, or load the driver with "
+     "NVreg_RestrictProfilingToAdminUsers=0"),
+    (r"driver resource was unavailable|ResourceUnavailable|MULTIPLE_SUBSCRIBERS|another (tool|profiler|instance)",
+     "another profiler holds the GPU's counters; end it (DCGM's profiling metrics, a second ncu or nsys)"),
+    (r"Graph profiling is not supported|launches inside CUDA [Gg]raphs|not permitted when stream is capturing",
+     "the launches are inside a CUDA graph, which this version cannot take apart; a newer one, or another backend"),
+    (r"(?i)driver (version )?is (not compatible|insufficient)|[Cc]uda driver is not compatible|unsupported driver",
+     "it does not fit this driver; a version from the driver's CUDA toolkit"),
+    (r"(?i)device is not supported|unsupported (gpu|device)|No metrics to collect found",
+     "it does not know this GPU; a newer version"),
+    (r"(?i)no space left on device", "the disk is full"),
+    (r"(?i)cuda out of memory|CUDA_ERROR_OUT_OF_MEMORY|out of memory", "the GPU has too little free memory for it"),
+    (r"No kernels were profiled", "no kernel was profiled: no launch in the window has a name that --kernel matches, "
+                                  "or is in a range that --range names"),
+    (r"(?i)unrecognised option|unrecognized option|unknown (option|argument)",
+     "this version does not know an option; a version from 2023 on"),
+)
+"""What tools print, and what it means; the first that is found is the reason."""
+
+LAST_WORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a tool ended."""
+
+    code: int | None
+    "None where the time limit ended it"
+    text: str
+    "stdout and stderr together, as they came"
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself and without an error."""
+        return self.code == 0
+
+
+def run(argv: Sequence[str], *, timeout_s: float, log: Path) -> Finished:
+    """Run a tool to its end.
+
+    The tool and what it starts are ended with this call, whatever ends it.
+
+    Args:
+        argv: no shell sees it.
+        timeout_s: its time limit.
+        log: where it prints to; added to.
+
+    Raises:
+        Unavailable: it cannot be started.
+    """
+    began, start = time.perf_counter(), log.stat().st_size if log.exists() else 0
+    with log.open("ab") as out:
+        try:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                                       start_new_session=True, env=_environment())
+        except OSError as error:
+            raise Unavailable(f"{Path(argv[0]).name}: cannot be started ({error.strerror}); "
+                              "see `attnbench doctor`") from None
+        code: int | None = None
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # Ctrl-C leaves nothing behind
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    with log.open("rb") as said:
+        said.seek(start)
+        return Finished(code, said.read().decode(errors="replace"), time.perf_counter() - began)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with numbers printed one way."""
+    kept = {key: value for key, value in child.environment().items() if key != "LC_ALL"}
+    return {**kept, "LC_NUMERIC": "C"}
+
+
+def reason(tool: str, finished: Finished, timeout_s: float) -> str:
+    """Why a tool left no capture, in words of ours where its own are known."""
+    if finished.code is None:
+        return f"{tool}: did not end within {timeout_s:g} s and was stopped; --timeout"
+    for pattern, meaning in COMPLAINTS:
+        if re.search(pattern, finished.text):
+            return f"{tool}: {meaning}"
+    lines = [line.strip() for line in finished.text.splitlines() if line.strip()]
+    said = f"; its last line was: {without_paths(lines[-1])[:LAST_WORDS]}" if lines else ""
+    if finished.code < 0:
+        return f"{tool}: was killed by {_signal_name(-finished.code)}{said}"
+    return f"{tool}: ended with code {finished.code}{said}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shown(argv: Sequence[str]) -> str:
+    """A command line for people and records: programs and files without the folders of this machine."""
+    return shlex.join(without_paths(word) for word in argv)

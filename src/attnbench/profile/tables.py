@@ -1,0 +1,265 @@
+"""The tables of captures: kernels, categories, copies, ranges, the CPU's side, counters, advice, seed 003's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from attnbench.profile import categories as kinds
+from attnbench.profile.capture import Capture, KernelRow
+from attnbench.profile.counters import STALL, known, worst_stall
+from attnbench.profile.roofline import Point
+from attnbench.profile.table import Cell, Table
+
+MOST = 20
+"""Kernels of a table on a terminal; the CSV has all."""
+
+
+def kernels(capture: Capture) -> Table:
+    """What ran on the GPU, the longest first."""
+    total = capture.kernel_ms
+    apart = len({row.range for row in capture.kernels}) > 1
+    rows = [((row.range or "",) if apart else ()) + (
+        row.category, row.short, row.calls, row.total_ms, _percent(row.total_ms, total), row.mean_ms, row.median_ms,
+        row.min_ms, row.max_ms) for row in capture.kernels[:MOST]]
+    more = len(capture.kernels) - len(rows)
+    notes = [*capture.notes, *([f"{more} more kernels, all of them shorter"] if more > 0 else [])]
+    heads = ("category", "kernel", "calls", "total ms", "%", "mean ms", "median", "min", "max")
+    return Table(title=f"kernels of {capture.name} ({capture.tool})", heads=(("range",) if apart else ()) + heads,
+                 rows=tuple(rows), notes=tuple(notes))
+
+
+def categories(captures: Sequence[Capture]) -> Table:
+    """Time by category, a column of ms and of per cent a capture; the shares are of the window."""
+    names = _category_names(captures)
+    heads = ["category"]
+    columns: list[list[Cell]] = []
+    for capture in captures:
+        heads += [f"{capture.name} ms", "%"]
+        whole = capture.window_ms if capture.window_ms is not None else capture.kernel_ms
+        times = [_category_ms(capture, name) for name in names]
+        columns += [[*times], [_percent(time, whole) for time in times]]
+    rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
+    kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
+    window = all(capture.window_ms is not None for capture in captures)
+    note = ("per cent of the window, from the first start to the last end on the GPU; idle is the part of it in which "
+            "nothing ran; what overlaps counts twice" if window else "per cent of all kernel time; the window is not "
+                                                                     "known, nor what was idle")
+    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=(note,))
+
+
+def _category_names(captures: Iterable[Capture]) -> list[str]:
+    own = dict.fromkeys(row.category for capture in captures for row in capture.kernels
+                        if row.category not in kinds.ORDER)
+    *known_first, other, memory, idle = kinds.ORDER
+    return [*known_first, *own, other, memory, idle]
+
+
+def _category_ms(capture: Capture, name: str) -> float | None:
+    if name == kinds.IDLE:
+        return capture.idle_ms
+    times = [row.total_ms for row in capture.kernels if row.category == name]
+    if name == kinds.MEMORY_COPY:
+        times += [row.total_ms for row in capture.copies]
+    kept = [time for time in times if time is not None]
+    return sum(kept) if kept else None
+
+
+def copies(capture: Capture) -> Table:
+    """Copies and fills, by time and size."""
+    rows = tuple((row.operation, row.calls, row.total_ms, row.mean_ms, row.min_ms, row.max_ms, row.total_mb)
+                 for row in capture.copies)
+    return Table(title=f"copies of {capture.name}", rows=rows,
+                 heads=("operation", "calls", "total ms", "mean ms", "min", "max", "MB"))
+
+
+def ranges(capture: Capture) -> Table:
+    """Ranges, with their time on the GPU beside that on the CPU."""
+    rows = tuple((row.name, row.calls, row.gpu_ms, row.busy_ms, row.host_ms) for row in capture.ranges)
+    return Table(title=f"ranges of {capture.name}", rows=rows,
+                 heads=("range", "calls", "GPU ms", "GPU busy ms", "CPU ms"))
+
+
+def api(capture: Capture) -> Table:
+    """Calls of the CUDA API: the CPU's time, which no GPU time contains."""
+    rows = tuple((row.name, row.calls, row.total_ms, row.mean_ms, row.median_ms, row.max_ms)
+                 for row in capture.api[:MOST])
+    return Table(title=f"CUDA API of {capture.name}: time of the CPU, not of the GPU", rows=rows,
+                 heads=("function", "calls", "CPU ms", "mean ms", "median", "max"))
+
+
+# ── counters of ncu ────────────────────────────────────────────────────────────────────────────────
+
+SHOWN = ("duration_ms", "cycles", "sm_mhz", "registers", "theoretical_occupancy_percent", "achieved_occupancy_percent",
+         "l2_hit_percent", "dram_percent", "sm_percent", "tensor_percent")
+
+
+def counters(captures: Sequence[Capture]) -> Table:
+    """A line a kernel: duration, cycles, registers, occupancy, caches, throughputs, and why warps wait."""
+    titles = {one.name: f"{one.title} {one.unit}".strip() for one in known()[0]}
+    rows: list[tuple[Cell, ...]] = []
+    for capture in captures:
+        for row in capture.kernels[:MOST]:
+            stall = worst_stall(row)
+            rows.append((row.backend or capture.name, row.short, row.calls,
+                         *(_counter(row, name) for name in SHOWN), f"{stall[0]} {stall[1]:.2f}" if stall else None))
+    return Table(title="counters (ncu)", rows=tuple(rows),
+                 heads=("backend", "kernel", "calls", *(titles[name] for name in SHOWN), "warps wait for"),
+                 notes=("warps wait for: the reason most warps stall for, and how many for every instruction issued",))
+
+
+def metrics(capture: Capture, title: str, names: Sequence[str]) -> Table:
+    """Some counters of every kernel, those that the capture has."""
+    present = {name for row in capture.kernels for name in row.counters}
+    there = [one for one in known()[0] if one.name in names and one.name in present]
+    rows = tuple((row.backend, row.short, *(_counter(row, one.name) for one in there)) for row in capture.kernels)
+    return Table(title=f"{title} counters of {capture.source}", rows=rows,
+                 heads=("backend", "kernel", *(f"{one.title} {one.unit}".strip() for one in there)))
+
+
+def _counter(row: KernelRow, name: str) -> Cell:
+    value = row.counters.get(name)
+    return int(value) if value is not None and name in ("cycles", "registers") else value
+
+
+def roofline(points: Sequence[Point]) -> Table:
+    """Where each backend stands under the roofs."""
+    rows = tuple((one.backend, one.case, one.flops / 1e9, one.dram_mb, one.intensity, one.tflops,
+                  one.percent_of_compute, one.gbps, one.percent_of_memory) for one in points)
+    return Table(
+        title="roofline", rows=rows,
+        heads=("backend", "case", "GFLOP", "DRAM MB", "FLOP/byte", "TFLOP/s", "% of peak", "GB/s", "% of peak"),
+        notes=("useful FLOPs of the case over the time and the DRAM traffic that ncu measured, for one launch; peaks "
+               "are the data sheet's",))
+
+
+def advice(captures: Sequence[Capture]) -> Table:
+    """What ncu's own rules say, what promises most first."""
+    rows = tuple((row.backend or capture.name, row.short, one.rule, one.speedup_percent, one.text)
+                 for capture in captures for row in capture.kernels for one in row.advice)
+    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "remark"))
+
+
+# ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────
+
+DIRECT_COPY, FUNCTOR_ADD = "direct_copy_kernel_cuda", "CUDAFunctor_add"
+
+
+def seed_003(captures: Sequence[Capture]) -> Table:
+    """Seed 003's table, a column a capture.
+
+    As there: the share is of all kernel time, and the total is the NVTX range (on the GPU where that is
+    known), else the window, else all kernel time.
+    """
+    columns = {capture.name: _seed_003(capture) for capture in captures}
+    names = list(next(iter(columns.values()), {}))
+    rows = tuple((name, *(column[name] for column in columns.values())) for name in names)
+    return Table(title="time of kernels", heads=("Metrics", *columns), rows=rows)
+
+
+def _seed_003(capture: Capture) -> dict[str, str | None]:
+    attention = _category_ms(capture, kinds.ATTENTION) or 0.0 if capture.kernel_ms is not None else None
+    found: dict[str, str | None] = {
+        "Attn (%)": _with(_percent(attention, capture.kernel_ms), "%"),
+        "Attn (s)": _with(None if attention is None else attention / 1e3, "s")}
+    for word in (DIRECT_COPY, FUNCTOR_ADD):
+        rows = [row for row in capture.kernels if word in row.name]
+        times = [row.total_ms for row in rows if row.total_ms is not None]
+        found[f"{word} (times)"] = f"{sum(row.calls for row in rows):,}"
+        found[f"{word} (ms)"] = _with(sum(times) if times or not rows else None, "ms")
+    total = _total_ms(capture)
+    found["Total (s)"] = _with(None if total is None else total / 1e3, "s")
+    return found
+
+
+def _total_ms(capture: Capture) -> float | None:
+    projected = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None]
+    # Ranges nest: the longest holds the others of one stack, but launches of a loop lie side by side.
+    outer = max(projected, default=None)
+    printed = max((row.host_ms for row in capture.ranges if row.host_ms is not None), default=None)
+    found = (outer, capture.window_ms, printed, capture.kernel_ms)
+    return next((one for one in found if one is not None), None)
+
+
+def _with(value: float | None, unit: str) -> str | None:
+    """A number as the seed writes it: 53.7%, 1,045ms; smaller ones keep three digits."""
+    if value is None:
+        return None
+    if value >= 1000:
+        return f"{value:,.0f}{unit}"
+    if value >= 10 or value == 0:
+        return f"{value:.1f}{unit}"
+    digits = f"{value:.{2 - math.floor(math.log10(value))}f}"  # never an exponent, which no spreadsheet of theirs has
+    return f"{digits.rstrip('0').rstrip('.')}{unit}"
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100.0 * part / whole
+
+
+# ── which of them ──────────────────────────────────────────────────────────────────────────────────
+
+NAMES = ("all", "kernels", "categories", "counters", "seed-003")
+
+
+def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ()) -> list[Table]:
+    """The tables of a name, those without rows left out.
+
+    Args:
+        name: one of `NAMES`; ``all`` is everything but seed 003's.
+        captures: in the order of the columns.
+        points: of the roofline.
+    """
+    counted = [capture for capture in captures if any(row.counters for row in capture.kernels)]
+    timed = [capture for capture in captures if capture not in counted]
+    found: list[Table] = []
+    if name == "seed-003":
+        return [seed_003(captures)]
+    if name in ("all", "counters"):
+        found += [counters(counted), roofline(points), advice(counted)]
+    if name in ("all", "kernels"):
+        found += [kernels(capture) for capture in (timed if name == "all" else captures)]
+    if name in ("all", "categories"):
+        found.append(categories(timed if name == "all" else captures))
+    if name == "all":
+        found += [table(capture) for capture in timed for table in (copies, ranges, api)]
+    return [table for table in found if table.rows]
+
+
+# ── every row, for a spreadsheet ───────────────────────────────────────────────────────────────────
+
+FIELDS: Mapping[str, Callable[[Capture, KernelRow], Cell]] = {
+    "tool": lambda capture, row: capture.tool,
+    "capture": lambda capture, row: capture.name,
+    "backend": lambda capture, row: row.backend,
+    "case": lambda capture, row: row.case,
+    "range": lambda capture, row: row.range,
+    "category": lambda capture, row: row.category,
+    "kernel": lambda capture, row: row.short,
+    "calls": lambda capture, row: row.calls,
+    "total_ms": lambda capture, row: row.total_ms,
+    "mean_ms": lambda capture, row: row.mean_ms,
+    "median_ms": lambda capture, row: row.median_ms,
+    "min_ms": lambda capture, row: row.min_ms,
+    "max_ms": lambda capture, row: row.max_ms,
+    "grid": lambda capture, row: "x".join(map(str, row.grid or ())),
+    "block": lambda capture, row: "x".join(map(str, row.block or ())),
+}
+
+
+def to_csv(captures: Iterable[Capture]) -> str:
+    """Every kernel of every capture with every counter; the whole name stands last."""
+    captures = list(captures)
+    there = {name for capture in captures for row in capture.kernels for name in row.counters}
+    ordered = [one.name for one in known()[0] if one.name in there]
+    ordered += sorted(name for name in there if name.startswith(STALL))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*FIELDS, *ordered, "name"])
+    for capture in captures:
+        for row in capture.kernels:
+            writer.writerow([*(field(capture, row) for field in FIELDS.values()),
+                             *(row.counters.get(name) for name in ordered), row.name])
+    return out.getvalue()

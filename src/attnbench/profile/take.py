@@ -1,0 +1,222 @@
+"""Taking a capture: the profiler's command line, its run, and its output read into a `Capture`."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.errors import AttnbenchError, RunFileError, Unavailable, refusal
+from attnbench.machine import child
+from attnbench.machine.tools import Profiler, find_program
+from attnbench.profile import job as jobs
+from attnbench.profile import ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
+from attnbench.profile.capture import Capture
+from attnbench.profile.categories import Categories
+from attnbench.profile.job import Job
+from attnbench.profile.running import Finished, reason, run, shown
+
+TOOLS = ("ncu", "nsys", "torch")
+SECTIONS = {
+    "basic": ("basic", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
+    "roofline": ("roofline", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
+    "full": ("full",),
+}
+"""ncu's own set, and the sections it lacks for the counters of our table."""
+
+REPORTS = ("cuda_api_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_gpu_proj_sum")
+SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\/@,[]+*"})
+"""What means something in ncu's expressions of ranges."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How to take captures."""
+
+    kernel: str | None = None
+    "regular expression of kernel names"
+    range: str | None = None
+    "NVTX range: only what is launched in it"
+    set: str = "basic"
+    "of ncu's sections: basic, roofline, full"
+    clock_control: str = "none"
+    "none leaves the clocks alone; base locks them to the base clock while ncu profiles"
+    cache_control: str = "all"
+    "all flushes the caches before each pass of ncu, none leaves them warm"
+    timeout_s: float = 120.0
+    force: bool = False
+    "replace files that are there"
+    file: str | None = None
+    "name of the capture's file without suffix; None is profile_{backend}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of one process."""
+
+    capture: Capture | None
+    reason: str | None
+    "why there is no capture"
+    left_out: tuple[str, ...] = ()
+    "backends that were not launched, with reasons"
+
+
+def probe(tool: str, device: str) -> Profiler:
+    """Find a profiler that may work.
+
+    Raises:
+        Unavailable: there is no GPU to profile, or the tool does not answer.
+    """
+    if device.startswith("cpu"):
+        raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
+                                  "--from CAPTURE reads one taken elsewhere"))
+    if tool == "torch":
+        import torch
+
+        kinds = torch.profiler.supported_activities()
+        if torch.profiler.ProfilerActivity.CUDA not in kinds:
+            raise Unavailable("profile torch: this torch records CPU activity only; a CUDA build of torch")
+        return Profiler("torch", str(torch.__version__))
+    found = find_program(tool)
+    if found.reason is not None:
+        title = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}[tool]
+        raise Unavailable(f"profile {tool}: {tool} {found.reason}; install {title}; see `attnbench doctor`")
+    return found
+
+
+def commands(tool: str, program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
+    """The command lines of a capture, in order; the first takes it, the others read it.
+
+    Args:
+        tool: ncu, nsys or torch.
+        program: path of ncu or nsys.
+        job_words: command line of the profiled process.
+        out: path of the capture without suffix.
+        options: how.
+    """
+    if tool == "torch":
+        return [list(job_words)]
+    return _ncu(program, job_words, out, options) if tool == "ncu" else _nsys(program, job_words, out, options)
+
+
+def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
+    whole, *sections = SECTIONS[options.set]
+    report = f"{out}.ncu-rep"
+    take = [program, "--profile-from-start", "off", "--nvtx", "--set", whole]
+    for section in sections:
+        take += ["--section", section]
+    take += ["--clock-control", options.clock_control, "--cache-control", options.cache_control]
+    if options.kernel is not None:
+        take += ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{options.kernel}"]
+    if options.range is not None:
+        take += ["--nvtx-include", f"{options.range.translate(SPECIAL)}/"]
+    take += ["--export", report, *(["--force-overwrite"] if options.force else []), *job_words]
+    return [take]
+
+
+def _nsys(program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
+    overwrite = ["--force-overwrite=true"] if options.force else []
+    return [
+        # Without "stop" the end of the window would end the process before it answers.
+        [program, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=cudaProfilerApi",
+         "--capture-range-end=stop", "--cuda-graph-trace=node", *overwrite, f"--output={out}", *job_words],
+        [program, "export", "--type=sqlite", *overwrite, f"--output={out}.sqlite", f"{out}.nsys-rep"],
+        [program, "stats", *(f"--report={name}" for name in REPORTS), f"{out}.nsys-rep"],
+    ]
+
+
+def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options, rules: Categories) -> Taken:
+    """Take one capture and read it.
+
+    Args:
+        tool: ncu, nsys or torch.
+        program: from `probe`.
+        job: what is launched.
+        folder: where the tool's files go.
+        options: how.
+        rules: categories.
+
+    Returns:
+        The capture, or the reason why there is none.  Whatever the tool left lies in the folder.
+    """
+    out = (folder / (options.file or jobs.file_name(job.backends))).absolute()
+    log = out.with_name(f"{out.name}.log")
+    if options.force:
+        log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
+        answer_file = Path(place) / "answer.json"
+        trace = out.with_name(f"{out.name}.trace.json")
+        words = child.command("attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")),
+                              str(answer_file), str(trace))
+        first, *others = commands(tool, program.path or "", words, out, options)
+        try:
+            finished = run(first, timeout_s=options.timeout_s, log=log)
+        except Unavailable as error:
+            return Taken(None, str(error))
+        answer = jobs.read_answer(answer_file)
+    reasons = answer.reasons if answer else {}
+    left_out = tuple(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in reasons.items())
+    if len(reasons) == len(job.backends):
+        return Taken(None, "; ".join(left_out))
+    try:
+        capture = _read(tool, program, out, others, finished, options, rules)
+    except AttnbenchError as error:
+        return Taken(None, str(error), left_out)
+    only = job.backends[0] if len(job.backends) == 1 else None
+    capture = capture.of(only, job.case_id if only else None)
+    capture = dataclasses.replace(
+        capture, tool_version=program.version, command=shown(first), name=only or capture.name,
+        device=capture.device or (answer.gpu if answer else None),
+        notes=(*capture.notes, *([] if finished.ok else [f"{_why(tool, finished, options)}; its end may be missing"])))
+    return Taken(capture, None, left_out)
+
+
+def _read(tool: str, program: Profiler, out: Path, others: Sequence[Sequence[str]], finished: Finished,
+          options: Options, rules: Categories) -> Capture:
+    """What the tool left, read; its complaint where it left nothing."""
+    suffix = {"ncu": ".ncu-rep", "nsys": ".nsys-rep", "torch": ".trace.json"}[tool]
+    left = out.with_name(out.name + suffix)
+    name = out.name.removeprefix("profile_")
+    if not left.is_file() or (tool == "torch" and not finished.ok):
+        raise Unavailable(_why(tool, finished, options))
+    try:
+        if tool == "torch":
+            return torch_trace.parse(left, name=name, rules=rules)
+        if tool == "nsys":
+            return _nsys_capture(out, name, others, options, rules)
+        assert program.path is not None
+        raw = ncu_rep.page(program.path, left, "raw")
+        out.with_name(f"{out.name}.csv").write_text(raw, encoding="utf-8")
+        return ncu_csv.parse(raw, name=name, source=left.name, rules=rules,
+                             advice=ncu_rep.page(program.path, left, "details"))
+    except (RunFileError, Unavailable) as error:
+        if finished.ok:
+            raise
+        raise Unavailable(f"{_why(tool, finished, options)}; {error}") from None
+
+
+def _why(tool: str, finished: Finished, options: Options) -> str:
+    return reason(tool, finished, options.timeout_s)
+
+
+def _nsys_capture(out: Path, name: str, others: Sequence[Sequence[str]], options: Options,
+                  rules: Categories) -> Capture:
+    """From the SQLite export; from what `nsys stats` prints where the export fails."""
+    export, stats = others
+    log = out.with_name(f"{out.name}.log")
+    exported = run(export, timeout_s=options.timeout_s, log=log)
+    table = out.with_name(f"{out.name}_stats.txt")
+    table.unlink(missing_ok=True)
+    printed = run(stats, timeout_s=options.timeout_s, log=table)
+    if not printed.ok:  # reports had other names before 2022.4; without names nsys prints its own choice
+        table.unlink(missing_ok=True)
+        printed = run([word for word in stats if not word.startswith("--report=")], timeout_s=options.timeout_s,
+                      log=table)
+    database = out.with_name(f"{out.name}.sqlite")
+    if exported.ok and database.is_file():
+        return nsys_sqlite.parse(database, name=name, rules=rules)
+    if not printed.ok:
+        raise Unavailable(_why("nsys", exported, options))
+    return nsys_text.parse(printed.text, name=name, source=table.name, rules=rules)

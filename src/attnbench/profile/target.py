@@ -1,0 +1,167 @@
+"""The profiled process: `python -m attnbench.profile.target JOB ANSWER TRACE`, started by a profiler.
+
+It opens the backends of one case through the same seam as a measurement, warms each up, and then,
+inside the capture window, launches each in ranges named ``backend/case``.  What is set up, compiled
+and warmed up stays outside the window.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnbench.backends.base import Launch, Machine
+from attnbench.backends.registry import all_backends, parse_selector, resolve
+from attnbench.errors import Unavailable, Unsupported
+from attnbench.measure.stage import synchronize
+from attnbench.profile.job import Answer, Job, read_job, write
+from attnbench.profile.torch_trace import OURS
+from attnbench.worker.outcome import reason_of
+from attnbench.workloads.base import load_workload
+
+NOTHING_RAN = 3
+
+Mark = Callable[[str], AbstractContextManager[Any]]
+
+
+def main(job_file: str, answer_file: str, trace_file: str) -> int:
+    """Do the job; 0, or 3 where no backend could be launched."""
+    job = read_job(Path(job_file))
+    answer = carry_out(job, Path(trace_file))
+    write(answer, Path(answer_file))
+    return 0 if len(answer.reasons) < len(job.backends) else NOTHING_RAN
+
+
+def carry_out(job: Job, trace: Path) -> Answer:
+    """Open, warm up, launch in the window.
+
+    Args:
+        job: what to launch.
+        trace: where torch.profiler's trace goes, with marks ``torch``.
+
+    Returns:
+        Why backends were left out.
+    """
+    import torch
+
+    workload = load_workload(job.workload)
+    case = workload.case(job.case)
+    machine = _machine(job.device)
+    reasons: dict[str, str] = {}
+    with ExitStack() as sessions:
+        inputs = workload.inputs(case, seed=job.seed, kind=job.input, device=job.device)
+        launches: dict[str, Launch] = {}
+        for name in job.backends:
+            try:
+                launches[name] = _opened(name, job, case, inputs, machine, sessions)
+            except (Unavailable, Unsupported) as why:
+                reasons[name] = str(why)
+            except Exception as error:  # the edge: whatever a backend raises is its own, the others are profiled
+                reasons[name] = reason_of(error, "warm-up")
+        if launches:
+            _launch_all(job, case.mode, launches, trace)
+    gpu = None if machine.device == "cpu" else torch.cuda.get_device_name(job.device)
+    return Answer(reasons=reasons, gpu=gpu, torch=str(torch.__version__))
+
+
+def _opened(name: str, job: Job, case: Any, inputs: Any, machine: Machine, sessions: ExitStack) -> Launch:
+    """Open a backend and warm it up; its session is closed with the others."""
+    shipped = parse_selector(name)[0] in all_backends()
+    backend = resolve(name, case, files=() if shipped else job.files)
+    if machine.device not in backend.devices:
+        raise Unsupported(f"{name}: device={machine.device} is not supported; {' and '.join(backend.devices)}")
+    backend.probe()
+    backend.check(case, machine)
+    with ExitStack() as closing:
+        launch = closing.enter_context(backend.session(case, inputs))
+        if case.mode != "fwd":
+            launch.forward()  # a backward alone uses the last forward
+        call = launch.call(case.mode)
+        for _ in range(job.warmup):
+            if launch.reset:
+                launch.reset()
+            call()
+        synchronize(job.device)
+        sessions.push(closing.pop_all())
+    return launch
+
+
+def _launch_all(job: Job, mode: str, launches: dict[str, Launch], trace: Path) -> None:
+    with _window(job, trace) as mark:
+        for name, launch in launches.items():
+            call = launch.call(mode)
+            for _ in range(job.launches):
+                if launch.reset:
+                    launch.reset()
+                with mark(f"{name}/{job.case_id}"):
+                    call()
+            synchronize(job.device)
+
+
+@contextmanager
+def _window(job: Job, trace: Path) -> Iterator[Mark]:
+    """What the profiler records, and how a range is marked in it."""
+    if job.marks == "nvtx":
+        yield from _nvtx_window(job.device)
+    elif job.marks == "torch":
+        yield from _torch_window(job, trace)
+    else:
+        yield _unmarked
+
+
+def _nvtx_window(device: str) -> Iterator[Mark]:
+    import torch
+
+    runtime: Any = torch.cuda.cudart()
+    synchronize(device)
+    runtime.cudaProfilerStart()
+    try:
+        yield torch.cuda.nvtx.range
+    finally:
+        synchronize(device)
+        runtime.cudaProfilerStop()
+
+
+def _torch_window(job: Job, trace: Path) -> Iterator[Mark]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (not job.device.startswith("cpu"))
+    with profile(activities=kinds, acc_events=True) as profiler:
+        yield record_function
+        synchronize(job.device)
+    profiler.export_chrome_trace(str(trace))
+    _sign(trace, str(torch.__version__))
+
+
+def _sign(trace: Path, version: str) -> None:
+    """Write into the trace what took it: torch leaves its version out."""
+    import json
+
+    data = json.loads(trace.read_text(encoding="utf-8"))
+    data.pop("traceName", None)  # a path of this machine
+    trace.write_text(json.dumps({OURS: {"torch": version}, **data}), encoding="utf-8")
+
+
+@contextmanager
+def _unmarked(name: str) -> Iterator[None]:
+    yield
+
+
+def _machine(device: str) -> Machine:
+    if device.startswith("cpu"):
+        return Machine("cpu")
+    import torch
+
+    torch.cuda.set_device(torch.device(device))
+    properties = torch.cuda.get_device_properties(device)
+    return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
+
+
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

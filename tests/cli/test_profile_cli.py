@@ -1,0 +1,230 @@
+"""`attnbench profile`: every answer without a GPU, captures read back, and captures taken by fake tools."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "profile"))
+
+import made_up_captures as made  # noqa: E402
+
+from attnbench.store.runfile import read, write  # noqa: E402
+from made_up_run import make_case, make_record, make_run  # noqa: E402
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path):
+    """A machine with a GPU as far as planning goes, and tools that only know their options."""
+    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: "cuda:0" if device == "auto" else device)
+    monkeypatch.setenv("PATH", f"{TESTS / 'profile' / 'bin'}:{TESTS / 'fakes' / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls.log"))
+    for key in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(key, raising=False)
+    return tmp_path
+
+
+# ── without a GPU ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("words", ["ncu", "nsys", "torch", "all", "ncu quick", "all scenarios", "torch --device cpu"])
+def test_without_a_gpu_one_line(attnbench, words):
+    said = attnbench(f"profile {words}")
+    assert (said.code, said.out) == (3, "")
+    assert said.err.count("\n") == 1
+    assert "device=cpu has no kernels to profile; a GPU; --from CAPTURE reads one taken elsewhere" in said.err
+    assert [path.name for path in Path().iterdir()] == ["mine.py"]
+
+
+def test_a_gpu_that_is_not_there(attnbench):
+    said = attnbench("profile torch --device cuda")
+    assert (said.code, said.err.count("\n")) == (3, 1)
+    assert "device=cuda is not there" in said.err
+
+
+@pytest.mark.parametrize(("words", "answer"), [
+    ("profile", "TOOL is missing; one of ncu, nsys, torch, all, or --from CAPTURE"),
+    ("profile nsy", "TOOL=nsy is not known; one of all, ncu, nsys, torch; did you mean nsys?"),
+    ("profile ncu nosuite", "nosuite"),
+    ("profile ncu --set ful", "--set=ful is not known; one of basic, full, roofline; did you mean full?"),
+    ("profile ncu --clock-control boost", "--clock-control=boost is not known; one of base, none"),
+    ("profile ncu --cache-control some", "--cache-control=some is not known; one of all, none"),
+    ("profile ncu --table seed-3", "--table=seed-3 is not known; "),
+    ("profile ncu --kernel (", "--kernel=( is no regular expression"),
+    ("profile ncu --launches 0", "--launches=0 cannot be used; a whole number, at least 1"),
+    ("profile ncu --warmup -1", "--warmup=-1 cannot be used; a whole number, at least 0"),
+    ("profile ncu --timeout never", "--timeout=never cannot be used; a number above 0"),
+    ("profile ncu --seqlen 0", "seqlen"),
+    ("profile ncu --csv - --json -", "--json=- wants stdout, as --csv does; one of them"),
+    ("profile ncu --categories nowhere.toml", "cannot be read"),
+    ("profile ncu --csv .", "path=. cannot be written"),
+    ("profile --from nowhere.sqlite", "--from=nowhere.sqlite cannot be read (No such file or directory)"),
+    ("profile --from mine.py", "--from=mine.py is none of the known formats"),
+    ("profile ncu quick --from x.sqlite", "SUITE=quick is not launched where --from reads a capture")])
+def test_a_mistake_is_one_line(attnbench, words, answer):
+    said = attnbench(words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert answer in said.err
+
+
+# ── captures taken earlier ─────────────────────────────────────────────────────────────────────────
+
+
+def test_seed_003s_table_of_several_captures(attnbench):
+    for name in ("profile_fa", "profile_sage2"):
+        made.nsys_sqlite(Path(f"{name}.sqlite"))
+    said = attnbench("profile --from profile_fa.sqlite --from profile_sage2.sqlite --table seed-003")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines() if line]
+    assert ["Metrics", "fa", "sage2"] in rows
+    assert ["Attn", "(%)", "60.0%", "60.0%"] in rows
+    assert ["direct_copy_kernel_cuda", "(times)", "2", "2"] in rows
+
+
+def test_captures_of_one_name_are_numbered(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench("profile --from x.sqlite --from x.sqlite --table categories")
+    assert "x-2 ms" in said.out
+
+
+def test_everything_of_a_capture(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench("profile nsys --from x.sqlite")
+    for title in ("kernels of x (nsys)", "time by category", "copies of x", "ranges of x", "time of the CPU, not"):
+        assert title in said.out
+
+
+def test_data_to_stdout_moves_the_tables(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench("profile --from x.sqlite --json -")
+    assert json.loads(said.out)["captures"][0]["name"] == "x"
+    assert "kernels of x" in said.err
+    Path("x.json").write_text(said.out)
+    again = attnbench("profile --from x.json --csv -")
+    assert again.out.splitlines()[0].startswith("tool,capture,backend,case,range,category,kernel,calls,total_ms")
+    assert len(again.out.splitlines()) == 5
+
+
+def test_kernels_that_are_asked_for(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench(["profile", "--from", "x.sqlite", "--kernel", "flash|direct_copy", "--csv", "-"])
+    assert "CUDAFunctor_add" not in said.out
+    said = attnbench("profile --from x.sqlite --kernel nothing")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "--kernel=nothing leaves no kernel of x.sqlite; among flash_fwd_kernel" in said.err
+    said = attnbench(["profile", "--from", "x.sqlite", "--range", made.RANGE, "--csv", "-"])
+    assert len(said.out.splitlines()) == 3
+
+
+def test_a_capture_of_another_tool(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench("profile ncu --from x.sqlite")
+    assert (said.code, said.out) == (2, "")
+    assert "--from=x.sqlite is a capture of nsys; `attnbench profile nsys`, or no tool" in said.err
+
+
+def test_own_categories(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    Path("c.toml").write_text("[[rule]]\ncategory = 'casts'\nmatch = 'direct_copy'\n")
+    said = attnbench("profile --from x.sqlite --categories c.toml --table categories")
+    assert "casts" in said.out
+
+
+def test_counters_go_into_a_run(attnbench):
+    case = make_case(batch=2, seqlen=1024, seqlen_k=1024, nheads=8, nheads_kv=8, headdim=64, headdim_v=64, dtype="fp16")
+    before = make_run([make_record(case, "sdpa-flash"), make_record(case, "sdpa-cudnn", tflops=300.0)])
+    assert before.records[0].case_id == made.CASE
+    write(before, "run.json")
+    Path("x.csv").write_text(made.ncu_raw())
+    said = attnbench("profile --from x.csv --into run.json")
+    assert "counters of 1 record" in said.err
+    flash, cudnn = read("run.json").records
+    assert flash.counters["registers"] == 168
+    assert flash.counters["instructions_per_cycle"] is None
+    assert cudnn.counters == {}
+    assert flash.time == read("run.json").records[0].time
+    made.nsys_sqlite(Path("x.sqlite"))
+    said = attnbench("profile --from x.sqlite --into run.json")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+
+
+# ── captures taken by tools that only know their options ───────────────────────────────────────────
+
+
+def test_ncu_captures_each_backend_into_a_fresh_folder(attnbench, card):
+    for folder in ("profile_results", "profile_results-2"):
+        said = attnbench("profile ncu --backends sdpa-flash,sdpa-efficient,flash-attn-2 --kernel flash")
+        assert said.code == 0, said.err
+        assert f"written: {folder}" in said.out
+        assert "not captured: flash-attn-2: module=flash_attn.flash_attn_interface is not installed" in said.err
+        names = {path.name for path in Path(folder).iterdir()}
+        assert {"profile_sdpa-flash.ncu-rep", "profile_sdpa-flash.csv", "profile_sdpa-efficient.ncu-rep", "kernels.csv",
+                "captures.json"} <= names
+    assert "counters (ncu)" in said.out
+    assert "roofline" in said.out
+    assert "TheoreticalOccupancy" in said.out
+    again = attnbench("profile --from profile_results/captures.json --table counters")
+    assert "sdpa-efficient" in again.out
+
+
+def test_several_cases_have_files_of_their_own(attnbench, card):
+    said = attnbench("profile nsys --backends sdpa-flash --seqlen 128,256")
+    assert said.code == 0, said.err
+    names = sorted(path.name for path in Path("profile_results").glob("*.nsys-rep"))
+    assert names == [f"profile_sdpa-flash_b2-s{length}-h8-d64-fp16-fwd.nsys-rep" for length in (128, 256)]
+
+
+def test_no_permission_for_counters(attnbench, card, monkeypatch):
+    monkeypatch.setenv("FAKE_NCU", "denied")
+    said = attnbench("profile ncu --backends sdpa-flash")
+    assert said.code == 3
+    assert said.err.splitlines()[-1].startswith("attnbench profile ncu: no capture; sdpa-flash: ncu: this user may not "
+                                                "read the GPU's counters (ERR_NVGPUCTRPERM); run it as root")
+
+
+def test_nothing_is_installed(attnbench, card):
+    said = attnbench("profile ncu --backends flash-attn-2")
+    assert (said.code, said.err.count("\n")) == (3, 1)
+    assert "nothing can be launched; flash-attn-2: module=flash_attn.flash_attn_interface is not installed" in said.err
+    assert not Path("profile_results").exists()
+
+
+def test_ctrl_c_keeps_what_was_taken(attnbench, card, monkeypatch):
+    from attnbench.profile import take
+
+    real, seen = take.run, []
+
+    def interrupted(argv, **options):
+        seen.append(argv)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(argv, **options)
+
+    monkeypatch.setattr(take, "run", interrupted)
+    said = attnbench("profile ncu --backends sdpa-flash,sdpa-efficient")
+    assert said.code == 130
+    kept = json.loads(Path("profile_results/captures.json").read_text())
+    assert [one["name"] for one in kept["captures"]] == ["sdpa-flash"]
+
+
+def test_a_dry_run_shows_the_command_lines_and_starts_nothing(attnbench, card):
+    said = attnbench("profile all --dry-run --seqlen 2048")
+    assert said.code == 0
+    assert "attnbench run minimal --seqlen 2048 --no-save" in said.out
+    assert "--seqlen 2048" in next(line for line in said.out.splitlines() if line.startswith("attnbench compare"))
+    assert "nsys profile --trace=cuda,nvtx" in said.out
+    assert "ncu --profile-from-start off --nvtx --set full" in said.out
+    assert "--clock-control none" in said.out
+    assert not (card / "calls.log").exists()
+    assert not Path("profile_results").exists()
+
+
+def test_the_environment_variables_of_seed_004(attnbench, card, monkeypatch):
+    monkeypatch.setenv("BATCH", "4")
+    said = attnbench("profile all --dry-run")
+    assert "attnbench run minimal --batch 4 --no-save" in said.out
+    assert "attnbench compare --batch 4 --seqlen 1024" in said.out

@@ -1,0 +1,172 @@
+"""Tables of captures: shares, idle, seed 003's rows to the letter, counters, the roofline, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import made_up_captures as made
+import pytest
+
+from attnbench.machine.peaks import peak
+from attnbench.profile import ncu_csv, nsys_sqlite, nsys_text, tables
+from attnbench.profile.capture import Capture, KernelRow
+from attnbench.profile.counters import of_record
+from attnbench.profile.roofline import points
+from attnbench.profile.table import Table, text
+from attnbench.record import Work
+
+
+@pytest.fixture
+def nsys(tmp_path, rules):
+    return nsys_sqlite.parse(made.nsys_sqlite(tmp_path / "x.sqlite"), name="fa", rules=rules)
+
+
+@pytest.fixture
+def ncu(rules):
+    return ncu_csv.parse(made.ncu_raw(), name="fa", source="x", rules=rules, advice=made.ncu_details())
+
+
+def cell(table, row, head):
+    return next(one for one in table.rows if row in one)[table.heads.index(head)]
+
+
+def test_categories_are_of_the_window_and_idle_is_the_rest(nsys):
+    table = tables.categories([nsys])
+    assert cell(table, "attention", "fa ms") == pytest.approx(0.006)
+    assert cell(table, "attention", "%") == pytest.approx(50.0)
+    assert cell(table, "copy", "fa ms") == pytest.approx(0.002)
+    assert cell(table, "elementwise add", "fa ms") == pytest.approx(0.002)
+    assert cell(table, "memory copy", "fa ms") == pytest.approx(0.0013)
+    assert cell(table, "idle", "fa ms") == pytest.approx(0.001)
+    assert "matmul" not in [row[0] for row in table.rows]
+    assert [row[0] for row in table.rows][-1] == "idle"
+
+
+def test_without_a_window_the_shares_are_of_the_kernels_and_idle_is_missing(rules):
+    found = nsys_text.parse((made.CAPTURES / "nsys-2026.1.1-api-kern-nvtx.txt").read_text(), name="x", source="x",
+                            rules=rules)
+    table = tables.categories([found])
+    assert "idle" not in [row[0] for row in table.rows]
+    assert sum(row[2] for row in table.rows) == pytest.approx(100.0)
+    assert "nor what was idle" in table.notes[0]
+
+
+SEED_003 = ("Attn (%)", "Attn (s)", "direct_copy_kernel_cuda (times)", "direct_copy_kernel_cuda (ms)",
+            "CUDAFunctor_add (times)", "CUDAFunctor_add (ms)", "Total (s)")
+
+
+def kernel(name, category, calls, total_ms):
+    return KernelRow(name=name, short=name, category=category, calls=calls, total_ms=total_ms)
+
+
+def test_the_table_of_seed_003_is_the_seeds():
+    """The kernels' sums that the seed's own first column follows from give its cells back."""
+    others = 45_400 / 0.537 - 45_400 - 373.4 - 650.5
+    found = Capture(tool="nsys", name="FA2 (baseline)", source="profile_fa.sqlite", window_ms=85_400.0,
+                    busy_ms=84_000.0, kernels=(kernel("flash_fwd_kernel", "attention", 3000, 45_400.0),
+                             kernel(made.COPY, "copy", 10_000, 300.0), kernel(made.COPY + "2", "copy", 835, 73.4),
+                             kernel(made.ADD, "elementwise add", 6422, 650.5), kernel("gemm", "matmul", 9, others)))
+    table = tables.seed_003([found])
+    assert table.heads == ("Metrics", "FA2 (baseline)")
+    assert tuple(row[0] for row in table.rows) == SEED_003
+    assert tuple(row[1] for row in table.rows) == ("53.7%", "45.4s", "10,835", "373.4ms", "6,422", "650.5ms", "85.4s")
+
+
+def test_seed_003_of_a_launch_keeps_its_digits_and_its_total_is_the_range(nsys):
+    values = dict(tables.seed_003([nsys]).rows)
+    assert values["Attn (%)"] == "60.0%"
+    assert values["Attn (s)"] == "0.000006s"
+    assert values["direct_copy_kernel_cuda (times)"] == "2"
+    assert values["CUDAFunctor_add (ms)"] == "0.002ms"
+    assert values["Total (s)"] == "0.000008s"
+
+
+def test_seed_003_where_a_kernel_never_ran_and_where_nothing_is_known():
+    none = Capture(tool="nsys", name="x", source="x")
+    assert dict(tables.seed_003([none]).rows)["Attn (s)"] is None
+    assert dict(tables.seed_003([none]).rows)["Total (s)"] is None
+    only = Capture(tool="nsys", name="x", source="x", kernels=(kernel("gemm", "matmul", 1, 2.0),))
+    values = dict(tables.seed_003([only]).rows)
+    assert (values["Attn (%)"], values["CUDAFunctor_add (times)"]) == ("0.0%", "0")
+    assert values["CUDAFunctor_add (ms)"] == "0.0ms"
+    assert values["Total (s)"] == "0.002s"
+
+
+def test_a_large_sum_is_written_as_the_seed_does():
+    found = Capture(tool="nsys", name="x", source="x", kernels=(kernel(made.ADD, "elementwise add", 7922, 1045.2),))
+    assert dict(tables.seed_003([found]).rows)["CUDAFunctor_add (ms)"] == "1,045ms"
+
+
+def test_counters(ncu):
+    table = tables.counters([ncu])
+    assert cell(table, "flash_fwd_kernel", "backend") == "sdpa-flash"
+    assert cell(table, "flash_fwd_kernel", "cycles") == 188412
+    assert cell(table, "flash_fwd_kernel", "registers") == 168
+    assert cell(table, "flash_fwd_kernel", "warps wait for") == "math_pipe_throttle 2.40"
+    assert cell(table, "flash_fwd_kernel", "tensor pipe %") == 71.02
+
+
+def test_the_roofline_is_of_one_launch(ncu):
+    work = {made.CASE: Work(flops=2 * 10**9, bytes=1)}
+    (point,) = points([ncu], work, {made.CASE: peak("NVIDIA H200", "fp16")}, launches=2)
+    assert (point.backend, point.ms, point.dram_mb) == ("sdpa-flash", pytest.approx(0.105), pytest.approx(17.0))
+    assert point.tflops == pytest.approx(2e9 / 0.105e-3 / 1e12)
+    assert point.gbps == pytest.approx(17e6 / 0.105e-3 / 1e9)
+    assert point.intensity == pytest.approx(2e9 / 17e6)
+    assert point.percent_of_memory == pytest.approx(100 * point.gbps / 4800, rel=0.01)
+    assert point.percent_of_compute == pytest.approx(100 * point.tflops / 989, rel=0.01)
+    assert points([ncu], {}, {}, launches=2) == []
+
+
+def test_the_roofline_leaves_blank_what_was_not_measured(rules):
+    found = ncu_csv.parse(made.ncu_raw({"launch__registers_per_thread": ("", "8")}), name="x", source="x", rules=rules)
+    (point,) = points([found], {made.CASE: Work(flops=10, bytes=1)}, {}, launches=2)
+    assert (point.ms, point.tflops, point.gbps, point.intensity, point.percent_of_compute) == (None,) * 5
+
+
+def test_traffic_from_the_rate_where_the_set_has_no_bytes(rules):
+    metrics = {"gpu__time_duration.sum": ("ms", "2"), "dram__bytes.sum.per_second": ("Gbyte/s", "3")}
+    found = ncu_csv.parse(made.ncu_raw(metrics, launches=[(made.FLASH, made.RANGE, {})]), name="x", source="x",
+                          rules=rules)
+    (point,) = points([found], {made.CASE: Work(flops=10, bytes=1)}, {}, launches=1)
+    assert point.dram_mb == pytest.approx(6.0)
+
+
+def test_counters_of_a_record_are_those_of_the_longest_kernel_and_sums_of_all(ncu):
+    found = of_record(ncu.kernels)
+    assert found["registers"] == 168
+    assert found["duration_ms"] == pytest.approx(2 * 0.105 + 0.0032)
+    assert found["dram_bytes"] == pytest.approx(3 * 17e6)
+    assert of_record([]) == {}
+
+
+def test_csv_has_every_kernel_and_every_counter(ncu, nsys):
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv([ncu, nsys]))))
+    assert len(rows) == len(ncu.kernels) + len(nsys.kernels)
+    first = [rows[0][name] for name in ("backend", "registers", "stall_long_scoreboard")]
+    assert first == ["sdpa-flash", "168.0", "1.25"]
+    assert rows[0]["instructions_per_cycle"] == ""
+    assert rows[0]["name"] == made.FLASH
+    assert rows[2]["registers"] == ""
+
+
+def test_which_tables(ncu, nsys):
+    titles = [table.title for table in tables.chosen("all", [ncu, nsys])]
+    assert titles == ["counters (ncu)", "ncu's advice", "kernels of fa (nsys)", "time by category", "copies of fa",
+                      "ranges of fa", "CUDA API of fa: time of the CPU, not of the GPU"]
+    assert [table.title for table in tables.chosen("seed-003", [nsys])] == ["time of kernels"]
+    assert tables.chosen("counters", [nsys]) == []
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (None, ""), ("x", "x"), (811520, "811,520"), (62589.83, "62,590"), (188.412, "188.4"), (1.402, "1.402"),
+    (0.00867263, "0.008673"), (0.0, "0"), (99.96, "99.96"), (1e-9, "1e-09"), (-3.5, "-3.500")])
+def test_a_cell(value, shown):
+    assert text(value) == shown
+
+
+def test_markdown_and_plain_text():
+    table = Table(title="t", heads=("name", "ms"), rows=(("a|b<c>", 1.5), ("d", None)), notes=("so",))
+    assert table.markdown() == ("| name | ms |\n| --- | ---: |\n| a\\|b&lt;c> | 1.500 |\n| d |  |\n\nso\n")
+    assert table.plain() == "t\nname       ms\na|b<c>  1.500\nd\nso\n"
