@@ -172,6 +172,42 @@ def overhead(say: Say, path: Path) -> str:
     return markdown([say(word) for word in words], rows)
 
 
+def compared(say: Say, path: Path) -> str:
+    """What a diff said of simulated runs whose truth is known."""
+    rows = []
+    grids = json.loads(path.read_text("utf-8"))["grids"]
+    for equal, changed in zip(grids[::2], grids[1::2], strict=True):
+        name, caught, others = equal["setting"]["name"], changed["changed"], changed["unchanged"]
+        judged, doubts = sum(caught.values()), caught.get("unclear", 0) + others.get("unclear", 0)
+        rows.append((name, f"{equal['grids_with_alarm']} {say('of')} {equal['grids']}",
+                     f"{100 * caught.get('slower', 0) / judged:.1f} %" if judged else "",
+                     f"{100 * doubts / (judged + sum(others.values())):.1f} %", percent(equal["smallest"])))
+    return markdown([say(word) for word in ("simulated", "equal code: diffs with an alarm", "3 % slower: called",
+                                            "then unclear", "seen from, median row")], rows)
+
+
+def compared_speed(say: Say, path: Path) -> str:
+    """How long a diff of two large runs took."""
+    data = json.loads(path.read_text("utf-8"))["speed"]
+    words = ("records × samples, each side", "file", "wall time", "CPU time")
+    return markdown([say(word) for word in words], [(
+        f"{data['records']:,} × {data['samples']}", f"{data['megabytes']:.1f} MB",
+        f"{min(data['wall_s']):.2f}-{max(data['wall_s']):.2f} s", f"{statistics.median(data['cpu_s']):.2f} s")])
+
+
+def targets(say: Say, precise: Path, long: Path) -> str:
+    """What was wanted and what was reached, worked out from both files."""
+    rows = []
+    for what, wanted, found in (*_precise(precise), *_share(long)):
+        if not found:
+            rows.append((say(what), say(wanted), say("not measured"), ""))
+            continue
+        good = sum(one.met for one in found)
+        reached = f"{good} {say('of')} {len(found)}, {say('worst')} {max(found, key=lambda one: one.badness).text}"
+        rows.append((say(what), say(wanted), reached, say("yes" if good == len(found) else "no")))
+    return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
+
+
 def targets(say: Say, precise: Path, long: Path) -> str:
     """What was wanted and what was reached, worked out from both files."""
     rows = []
@@ -193,6 +229,8 @@ TABLES = {
     "power-limit-h200": Table(("precision-h200.json",), power_limit),
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
+    "diff-simulated": Table(("diff-simulated.json",), compared),
+    "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
 }
 

@@ -14,6 +14,8 @@ from attnbench.measure.sampling import DISAGREE
 from attnbench.record import Status
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
+from attnbench.verdict import diff
+from attnbench.verdict.contrast import MACHINE
 from made_up_run import make_case, make_group, make_lost, make_run
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:-\d[\d.]*)?\s?(?:[µumn]?s|%|per cent|TFLOP/s|[GT]B/s|x|×|[KMG]i?B|[MG]Hz|W|"
@@ -26,6 +28,9 @@ EXPLAINED = {
     "docs/measuring.md": {
         "95 %": CONFIDENCE, f"{100 * DISAGREE:g} %": "measure.sampling.DISAGREE",
         f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN", f"{100 * RESOLUTION:g} %": "stats.ratio.RESOLUTION"},
+    "docs/comparing.md": {
+        "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",
+        f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN", f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE"},
     "docs/migrating.md": dict.fromkeys(("0.15x", "312 TFLOP/s", "1 ms", "2 ms", "8 ms", "30 ms", "90 %", "80 %", "70 %",
                                         "3x", "2x"), SEED),
     "docs/run-file.md": {"0.1 ns": "digits kept of a sample, store/runfile.py"},

@@ -185,6 +185,7 @@ def test_a_slower_clock_is_not_slower_code():
     assert one.time_change > 0.02
     assert abs(one.cycles_change) < 0.01
     assert one.remark.startswith("slower clock, same cycles (clock -2.")
+    assert any(note.startswith("the SM clock differed by -2.") for note in found.notes)
 
 
 def test_a_change_is_seen_through_another_clock():

@@ -118,6 +118,9 @@ def _notes(changes: Sequence[Change], a: Sequence[Run], b: Sequence[Run], cases:
     if shifts and abs(median(shifts)) > MOVED_APART:
         yield (f"what stayed the same took {_percent(median(shifts))} in B against A: the machine's doing, taken out "
                "of the changes, not of the times")
+    clocks = [moved for found in leveled for one in found if (moved := clock_change(one)) is not None]
+    if clocks and abs(median(clocks)) > MOVED_APART:
+        yield f"the SM clock differed by {_percent(median(clocks))} in B: changes are those at one clock"
     changed = sorted({row.key[2] for rows, told in zip(cases, flags, strict=True)
                       for row, flag in zip(rows, told, strict=True) if flag and not row.stayed()})
     if changed:

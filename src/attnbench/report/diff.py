@@ -1,0 +1,227 @@
+"""A diff as the terminal and a pull request show it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnbench.record import Record, Status
+from attnbench.report.page import Paper, decimal_aligned
+from attnbench.report.table import VERDICTS, fitting
+from attnbench.store import figures
+from attnbench.store.block import Column, backend_name
+from attnbench.store.exports.md import plain, row
+from attnbench.verdict.change import Change, Diff, RowKey, Turned, key_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+LEGEND = (
+    "Change is B against A: + is slower; ± is the longer arm of its interval, and all intervals of a diff hold "
+    "together with 95 %; seen from is the change that would have been called with 95 % probability."
+)
+"""What the signs mean: said in the help and under Markdown."""
+
+MOST_ROWS = 60
+"""Longer tables leave out the rows that are the same."""
+MOST_REMARKS = 8
+LOUD = ("slower", "faster", "unclear", "same")
+"""Verdicts in the order of interest."""
+STEADY_MB = 0.05
+"Memory is shown to a tenth of a MiB."
+
+Cells = dict[str, str]
+
+
+def render_diff(found: Diff, console: Console, *, everything: bool = False) -> None:
+    """Print a diff.
+
+    Args:
+        found: what was compared.
+        console: colours and width are its own.
+        everything: rows that are the same too, however many.
+    """
+    paper = Paper(console)
+    paper.title(f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}", "")
+    for machine in found.machines:
+        paper.line(machine, style="dim")
+    shown = list(found.changes)
+    if len(shown) > MOST_ROWS and not everything:
+        shown = [one for one in shown if one.verdict != "same"]
+    if shown:
+        paper.gap()
+        paper.print(_table(shown, paper))
+    _lists(found, paper)
+    for note in _remarks(shown, found):
+        paper.item("note", note, style="yellow")
+    paper.gap()
+    paper.line(summary(found) + ("" if len(shown) == len(found.changes) else "; --all lists the rest"), "bold")
+
+
+def markdown(found: Diff) -> str:
+    """A diff for a pull request: what changed first, what is the same folded away."""
+    title = f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}"
+    lines = [f"### attnbench diff {title}", "", f"**{plain(summary(found))}**", "",
+             *(plain(machine) + "  " for machine in found.machines), ""]
+    loud = [one for one in found.changes if one.verdict != "same"]
+    same = [one for one in found.changes if one.verdict == "same"]
+    lines += [*_markdown_table(loud), ""] if loud else []
+    for label, items in _listed(found):
+        lines += [f"- **{label}** {plain(text)}" for text in items]
+    lines += [f"- {plain(note)}" for note in _remarks(loud, found)]
+    if same:
+        lines += ["", f"<details><summary>{len(same)} the same</summary>", "", *_markdown_table(same), "", "</details>"]
+    return "\n".join([*lines, "", plain(LEGEND)]) + "\n"
+
+
+def to_json(found: Diff) -> str:
+    """Everything that a diff says, rows by what pairs them; changes are shares, + is slower."""
+    data = {
+        "a": found.a_ids, "b": found.b_ids, "same_within": found.same_within, "machines": found.machines,
+        "rows": [_named(one.key) | {
+            name: getattr(one, name) for name in
+            ("verdict", "change", "low", "high", "smallest", "a_ms", "b_ms", "time_change", "clock_change",
+             "cycles_change", "memory_change_mb", "processes", "references", "remark")} for one in found.changes],
+        "turned": [_named(key_of(one.a)) | {"a": one.a.status, "b": one.b.status, "reason": one.b.reason,
+                                            "regression": one.is_regression} for one in found.turned],
+        "removed": [_named(key_of(one)) for one in found.removed],
+        "added": [_named(key_of(one)) for one in found.added],
+        "notes": found.notes,
+    }
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def summary(found: Diff) -> str:
+    """One line: how many rows ended how."""
+    counts = Counter[str](one.verdict for one in found.changes)
+    words = [f"{counts[verdict]} {verdict}" for verdict in LOUD if counts[verdict]]
+    regressions = len(found.regressions())
+    for count, word in ((regressions, "lost"), (len(found.turned) - regressions, "otherwise ended"),
+                        (len(found.removed), "only in A"), (len(found.added), "only in B")):
+        words += [f"{count} {word}"] if count else []
+    return ", ".join(words)
+
+
+def _table(changes: Sequence[Change], paper: Paper) -> Table:
+    columns, cells = _cells(changes)
+    texts = {column.key: [*map(paper.words, _aligned(column, cells))] for column in columns}
+    kept = fitting(columns, texts, paper.width)
+    table = paper.table()
+    for column in kept:
+        table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
+    previous = None
+    for index, one in enumerate(changes):
+        line = [paper.text(texts[column.key][index], _style(column, one)) for column in kept]
+        line[0] = paper.text("" if one.a.case_id == previous else one.a.case_id, "bold")
+        previous = one.a.case_id
+        table.add_row(*line)
+    return table
+
+
+def _markdown_table(changes: Sequence[Change]) -> Iterator[str]:
+    columns, cells = _cells(changes)
+    yield row([plain(column.title) for column in columns])
+    yield row(["---:" if column.number else ":---" for column in columns])
+    yield from (row([plain(line.get(column.key, "")) for column in columns]) for line in cells)
+
+
+def _cells(changes: Sequence[Change]) -> tuple[list[Column], list[Cells]]:
+    unit = figures.unit_for(ms for one in changes for ms in (one.a_ms, one.b_ms))
+    columns = [
+        Column("case", "case", 0, number=False),
+        Column("backend", "backend", 0, number=False),
+        Column("a", f"A {unit.name}", 4),
+        Column("b", f"B {unit.name}", 4),
+        Column("change", "change %", 0),
+        Column("margin", "±", 1),
+        Column("verdict", "", 0, number=False),
+        Column("smallest", "seen from %", 2),
+        Column("cycles", "cycles %", 5),
+        Column("memory", "MiB", 3),
+        Column("processes", "processes", 7),
+        Column("references", "against", 6, number=False),
+    ]
+    lines = [_line(one, unit) for one in changes]
+    return [column for column in columns if any(line.get(column.key) for line in lines)], lines
+
+
+def _line(one: Change, unit: figures.Unit) -> Cells:
+    half = figures.half_interval(one.change, one.low, one.high)
+    memory = one.memory_change_mb
+    return {
+        "case": one.a.case_id,
+        "backend": backend_name(one.a),
+        "a": figures.plain(one.a_ms * unit.per_ms, figures.STEADY_DIGITS),
+        "b": figures.plain(one.b_ms * unit.per_ms, figures.STEADY_DIGITS),
+        "change": _percent(one.change),
+        "margin": "" if half is None else f"{100 * half:.1f}",
+        "verdict": one.verdict,
+        "smallest": "" if one.smallest is None else f"{100 * one.smallest:.1f}",
+        "cycles": _percent(one.cycles_change),
+        "memory": "" if memory is None or abs(memory) < STEADY_MB else f"{memory:+.1f}",
+        "processes": str(one.processes[0]) if one.processes[0] == one.processes[1] else "{}/{}".format(*one.processes),
+        "references": _few(one.references),
+    }
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{len(names)} unchanged"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.1f}"
+
+
+def _aligned(column: Column, cells: Sequence[Cells]) -> list[str]:
+    texts = [line.get(column.key, "") for line in cells]
+    return decimal_aligned(texts) if column.number else texts
+
+
+def _style(column: Column, one: Change) -> str:
+    if column.key in ("verdict", "change"):
+        return VERDICTS[one.verdict]
+    return "dim" if column.key in ("margin", "smallest", "processes", "references") else ""
+
+
+def _lists(found: Diff, paper: Paper) -> None:
+    for label, items in _listed(found):
+        for text in items:
+            paper.item(label, text, style="red" if label == "lost" else "dim")
+
+
+def _listed(found: Diff) -> Iterator[tuple[str, list[str]]]:
+    """What has no verdict, kind by kind."""
+    yield "lost", [_turned(one) for one in found.turned if one.is_regression]
+    yield "turned", [_turned(one) for one in found.turned if not one.is_regression]
+    yield "only in A", _rows(found.removed)
+    yield "only in B", _rows(found.added)
+
+
+def _turned(one: Turned) -> str:
+    words = f"{one.a.case_id} {backend_name(one.a)}: {one.a.status.value} in A, {one.b.status.value} in B"
+    told = one.b if one.b.status is not Status.PASSED else one.a
+    return f"{words} ({' '.join(told.reason.split())})" if told.reason else words
+
+
+def _rows(records: Iterable[Record]) -> list[str]:
+    """Rows of one side, those of a backend together."""
+    by_backend: dict[str, list[str]] = {}
+    for record in records:
+        by_backend.setdefault(backend_name(record), []).append(record.case_id)
+    return [f"{name}: {cases[0]}" + (f" and {len(cases) - 1} more cases" if len(cases) > 1 else "")
+            for name, cases in by_backend.items()]
+
+
+def _remarks(shown: Sequence[Change], found: Diff) -> Iterator[str]:
+    said = [one for one in shown if one.remark and one.verdict != "same"]
+    yield from (f"{one.a.case_id} {backend_name(one.a)}: {one.remark}" for one in said[:MOST_REMARKS])
+    if len(said) > MOST_REMARKS:
+        yield f"{len(said) - MOST_REMARKS} more rows with such a remark: --json has them"
+    yield from found.notes
+
+
+def _named(key: RowKey) -> dict[str, Any]:
+    return dict(zip(("workload", "case_id", "backend", "config"), key, strict=True))

@@ -1,0 +1,155 @@
+"""`attnbench diff` as a user meets it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench.record import Status
+from attnbench.store.runfile import write
+from made_up_run import make_case, make_group, make_lost, make_run, make_time
+
+CASES = [make_case(seqlen=length, seqlen_k=length) for length in (1024, 2048, 4096)]
+
+
+def scaled(run, backend, factor, **changed):
+    """The run with a backend that takes `factor` as long, by another source."""
+    def one(record):
+        if record.backend != backend or record.time is None:
+            return record
+        samples = [factor * sample for sample in record.time.samples_ms]
+        return dataclasses.replace(record, time=make_time(samples), source_hash="two", **changed)
+
+    return dataclasses.replace(run, records=tuple(map(one, run.records)))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two files of three cases; the second is flex 8 % slower, and has lost one row."""
+    records = [record for case in CASES for record in make_group(case, samples=40)]
+    a = make_run([dataclasses.replace(one, source_hash="one") for one in records])
+    b = scaled(dataclasses.replace(a, id="5e6f7a8b"), "flex", 1.08)
+    lost = make_lost(CASES[0], "sdpa-efficient", Status.INCORRECT, "out: <b>max_abs</b>=0.31 | budget 0.0016")
+    b = dataclasses.replace(b, records=tuple(
+        lost if (one.case_id, one.backend) == (lost.case_id, lost.backend) else one for one in b.records))
+    (tmp_path / "results").mkdir()
+    write(a, tmp_path / "a.json")
+    write(b, tmp_path / "results/20261120T123456Z-compare-5e6f7a8b.json")
+    write(a, tmp_path / "results/20261120T123456Z-compare-3f9a01bc.json")
+    return a, b
+
+
+def test_the_table(attnbench, runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    answer = attnbench("diff a.json 5e6f7a8b")
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == "3f9a01bc → 5e6f7a8b"
+    assert lines[1].startswith("NVIDIA H200 · torch 2.11.0+cu130 · triton 3.6.0")
+    assert re.split(r"\s{2,}", lines[3].strip()) == ["case", "backend", "A µs", "B µs", "change %", "±", "seen from %",
+                                                     "cycles %", "processes", "against"]
+    flex = [line.split() for line in lines if "flex" in line]
+    assert [line[line.index("flex") + 3] for line in flex] == ["+8.0"] * 3
+    assert sum("slower" in line for line in flex) == 3
+    assert any(line.startswith("lost  b1-s1024-h16-d128-bf16-fwd sdpa-efficient: passed in A, incorrect in B (out:")
+               for line in lines)
+    assert lines[-1] == "3 slower, 11 same, 1 lost"
+    assert "note  all rows measured by one process on a side" in answer.out
+
+
+@pytest.mark.parametrize(("limit", "code", "said"), [
+    ("3", 1, "attnbench diff: 3 slower by more than 3 %, 1 lost; exit 1\n"),
+    ("20%", 1, "attnbench diff: 1 lost; exit 1\n")])
+def test_fail_over_is_an_exit_code(attnbench, runs, limit, code, said):
+    answer = attnbench(["diff", "a.json", "5e6f7a8b", "--fail-over", limit])
+    assert (answer.code, answer.err) == (code, said)
+
+
+def test_what_got_better_does_not_fail(attnbench, runs):
+    assert attnbench("diff 5e6f7a8b a.json --fail-over 0").code == 0
+
+
+def test_markdown_for_a_pull_request(attnbench, runs):
+    answer = attnbench("diff a.json 5e6f7a8b --md -")
+    assert "change %" in answer.err
+    lines = answer.out.splitlines()
+    assert lines[:3] == ["### attnbench diff 3f9a01bc → 5e6f7a8b", "", "**3 slower, 11 same, 1 lost**"]
+    assert len([line for line in lines if line.startswith("| b1-") and "| slower |" in line]) == 3
+    assert r"\<b\>max\_abs\</b\>=0.31 \| budget" in answer.out
+    folded = answer.out.split("<details><summary>11 the same</summary>\n\n")[1]
+    assert len([line for line in folded.splitlines() if line.startswith("| b1-")]) == 11
+    assert "</details>" in folded
+    attnbench("diff a.json 5e6f7a8b --md here/diff.md")
+    assert Path("here/diff.md").read_text("utf-8") == answer.out
+
+
+def test_json_has_everything(attnbench, runs):
+    data = json.loads(attnbench("diff a.json 5e6f7a8b --json -").out)
+    assert (data["a"], data["b"]) == (["3f9a01bc"], ["5e6f7a8b"])
+    (flex, *_) = [row for row in data["rows"] if row["backend"] == "flex"]
+    assert flex["verdict"] == "slower"
+    assert flex["low"] < flex["change"] < flex["high"]
+    assert flex["change"] == pytest.approx(0.08, abs=0.002)
+    assert flex["references"] == ["sdpa-flash", "sdpa-cudnn", "flash-attn-3"]
+    assert [(row["b"], row["regression"]) for row in data["turned"]] == [("incorrect", True)]
+
+
+def test_several_files_a_side_and_a_comma_in_a_name(attnbench, runs):
+    Path("a.json").rename("a,1.json")
+    answer = attnbench("diff a,1.json 5e6f7a8b,5e6f7a8b --json -")
+    assert {tuple(row["processes"]) for row in json.loads(answer.out)["rows"]} == {(1, 2)}
+
+
+def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
+    records = [record for length in range(1, 21) for record in make_group(make_case(seqlen=64 * length), samples=20)]
+    run = make_run([dataclasses.replace(one, source_hash="one") for one in records])
+    write(run, "a.json")
+    write(scaled(run, "flex", 1.08), "b.json")
+    short, long = (attnbench(f"diff a.json b.json {flag}".split()).out for flag in ("", "--all"))
+    assert short.splitlines()[-1] == "20 slower, 80 same; --all lists the rest"
+    assert len(long.splitlines()) - len(short.splitlines()) == 80
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("a.json nowhere", "attnbench diff: RUN=nowhere is not there; a run file, or the id of one in results"),
+    ("a.json", "attnbench diff: B is missing; see `attnbench diff --help`"),
+    ("a.json a.json --fail-over much", "attnbench diff: --fail-over=much is no share; a number of per cent, 0 or more"),
+    ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 is no share"),
+    ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan is no share"),
+    ("a.json a.json --across clock", "attnbench diff: --across=clock is not known; one of card, input, l2, regime"),
+    ("a.json a.json --reference ,", "attnbench diff: --reference=, names nothing"),
+    ("a.json a.json --reference flx", "attnbench diff: --reference=flx is not known; one of "),
+    ("a.json a.json --md - --json -", "attnbench diff: --json=- wants stdout, as --md does; one of them"),
+    ("a.json a.json --md results", "output: path=results cannot be written (Is a directory)"),
+    ("a.json cut.json", "cut.json: line="),
+    ("a.json other.json", "attnbench diff: RUN=3f9a01bc and 3f9a01bc have no case and backend in common"),
+    ("a.json warm.json", "attnbench diff: l2=cold, warm differ between A and B"),
+])
+def test_mistakes_are_answered_in_one_line(attnbench, runs, words, said):
+    a, _ = runs
+    text = Path("a.json").read_text("utf-8")
+    Path("cut.json").write_text(text[: len(text) // 2])
+    write(make_run([dataclasses.replace(one, workload="hstu") for one in a.records]), "other.json")
+    write(dataclasses.replace(a, records=tuple(
+        dataclasses.replace(one, time=dataclasses.replace(one.time, l2="warm")) for one in a.records)), "warm.json")
+    answer = attnbench(["diff", *words.split()])
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(said)
+    assert answer.err.count("\n") == 1
+
+
+def test_it_runs_without_torch(attnbench, runs, no_torch):
+    assert attnbench("diff a.json 5e6f7a8b").code == 0
+
+
+def test_hostile_names_stay_text(attnbench, runs):
+    a, _ = runs
+    evil = make_run([dataclasses.replace(one, backend="<script>|`x`", case_id="\x1b[31mred") for one in a.records[:1]])
+    write(evil, "evil.json")
+    answer = attnbench("diff evil.json evil.json --md evil.md")
+    assert "\x1b" not in answer.out
+    assert r"\<script\>\|\`x\`" in Path("evil.md").read_text("utf-8")
