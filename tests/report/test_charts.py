@@ -343,3 +343,22 @@ def test_two_thousand_records_stay_small():
     words = sum(len(figure.alt) + len(figure.title) for figure in found)
     assert data < 3.0e6
     assert words < 1.0e6
+
+
+def test_a_wide_map_names_its_colours_below():
+    backends = {"first": 600.0, "second": 300.0}
+    groups = [make_group(make_case(seqlen=512 * place, seqlen_k=512 * place), backends, samples=10)
+              for place in range(1, 7)]
+    narrow, wide = (of(figures([make_run([*itertools.chain(*groups[:count])])]), "winner")[0] for count in (5, 6))
+    assert '"legend": {' not in form(narrow)
+    assert '"legend": {' in form(wide)
+    assert f'"domain": ["first"], "range": ["{COLOURS[0]}"]' in form(wide)
+
+
+def test_of_many_cases_each_backend_is_named_once_under_the_roofs(drawn):
+    _, found = drawn["h200"]
+    figure = next(one for one in of(found, "roofline") if one.case_id is None)
+    rows = figure.spec["datasets"]["rows"]
+    named = [one["n"] for one in rows if "n" in one]
+    assert sorted(named) == sorted({one["b"] for one in rows})
+    assert all("y" in one for one in rows if "n" in one)

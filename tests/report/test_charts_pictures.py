@@ -146,6 +146,15 @@ def test_any_axis_and_any_metric(cpu, tmp_path, x, metric, expected):
     assert [name.removesuffix("_causal_false") if x == "causal" else name for name in found] == expected
 
 
+def test_an_axis_without_a_value_has_a_place_on_x(tmp_path):
+    records = [record for window in (None, "1024:0")
+               for record in make_group(make_case(window=window), samples=8)]
+    records = [dataclasses.replace(record, group=f"w{record.case['window']}") for record in records]
+    path, = write_plots([make_run(records)], tmp_path, x="window", metric="tflops", formats=("svg",))
+    assert path.name == "tflops_window_seq16384_causal_false.svg"
+    assert {"none", "1024:0"} <= set(texts(path.read_text(encoding="utf-8")))
+
+
 def test_several_runs_have_a_folder_each(cpu, tmp_path):
     paths = write_plots([cpu, dataclasses.replace(cpu, id="other")], tmp_path, x="seqlen", formats=("svg",))
     assert {path.relative_to(tmp_path).parts[0] for path in paths} == {cpu.id, "other"}

@@ -116,12 +116,15 @@ def _name_column(points: Sequence[dict[str, Any]], bottom: float, top: float, as
 def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
     """Names of many cases: each backend once, at its lowest, where the roofs and their words are far."""
     named = list({one["b"]: one for one in sorted(points, key=lambda one: -one["m"])}.values())
-    for one in points:
-        if not any(one is other for other in named):
-            del one["n"]
-    x = scaled([*across, *(one["x"] for one in named)], NARROW, log=True)[2:]
-    heights = scaled([*up, *(one["m"] for one in named)], HEIGHT, log=True)[2:]
-    places = around(x, [HEIGHT - height for height in heights], [one["n"] for one in named], HEIGHT)
+    rest = [one for one in points if not any(one is other for other in named)]
+    for one in rest:
+        del one["n"]
+    x = scaled([*across, *(one["x"] for one in (*named, *rest))], NARROW, log=True)[2:]
+    heights = scaled([*up, *(one["m"] for one in (*named, *rest))], HEIGHT, log=True)[2:]
+    spots = [(at, HEIGHT - height) for at, height in zip(x, heights, strict=True)]
+    own = spots[:len(named)]
+    places = around([at for at, _ in own], [at for _, at in own], [one["n"] for one in named], HEIGHT,
+                    spots[len(named):])  # fmt: skip
     for one, place in zip(named, places, strict=True):
         one |= {"X": one["x"], "y": short(one["m"] * (up[1] / up[0]) ** (-place.dy / HEIGHT)), "dx": place.dx,
                 "a": place.align}  # fmt: skip

@@ -16,6 +16,8 @@ from attnbench.store.block import backend_name
 
 CELL = 44
 "Pixels of a row of cells."
+ROOMY = 5
+"Columns whose cells have room for most names."
 NOBODY = "no clear winner"
 
 
@@ -46,6 +48,8 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
     wins: dict[str, int] = {}
     for cell in clear:
         wins[cell["b"]] = wins.get(cell["b"], 0) + 1
+    # Where cells are too narrow for names their colours are named below.
+    key = tuple((name, inks.of(name).colour) for name in wins) if len(columns) > ROOMY else ()
     told = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
     unclear = len(cells) - len(clear)
     words = ", ".join(filter(None, (told, f"{unclear} without a clear winner" if unclear else "")))
@@ -54,7 +58,7 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
         kind="winner",
         title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
         alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
-        spec=filled(_definition(title, goes_with, tuple(columns)), {"cells": cells}, height=rows * tall),
+        spec=filled(_definition(title, goes_with, tuple(columns), key), {"cells": cells}, height=rows * tall),
     )
 
 
@@ -90,7 +94,7 @@ def _cell(table: Table, inks: Inks) -> dict[str, Any]:
 
 
 @cache
-def _definition(title: str, goes_with: str, columns: tuple[str, ...]) -> Spec:
+def _definition(title: str, goes_with: str, columns: tuple[str, ...], key: tuple[tuple[str, str], ...]) -> Spec:
     import altair as alt
 
     x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
@@ -103,15 +107,20 @@ def _definition(title: str, goes_with: str, columns: tuple[str, ...]) -> Spec:
     tooltip = [alt.Tooltip("y:N", title="shape"), alt.Tooltip("x:N", title=title),
                alt.Tooltip("t:N", title="fastest")]  # fmt: skip
     won, open_ = base.transform_filter("isValid(datum.c)"), base.transform_filter("!isValid(datum.c)")
+    colour = alt.Color("c:N").scale(None).legend(None)
+    if key:
+        names, inks = zip(*key, strict=True)
+        legend = alt.Legend(orient="bottom", title=None, symbolType="square", labelLimit=190, columns=4)
+        colour = alt.Color("b:N").scale(alt.Scale(domain=list(names), range=list(inks))).legend(legend)
     limit = alt.expr("bandwidth('x') - 10")
     layers = [
-        won.mark_rect(cornerRadius=3).encode(color=alt.Color("c:N").scale(None).legend(None), tooltip=tooltip),
+        won.mark_rect(cornerRadius=3).encode(color=colour, tooltip=tooltip),
         open_.mark_rect(cornerRadius=3, fill=PLAIN, fillOpacity=0.18).encode(tooltip=tooltip),
         won.mark_text(dy=-8, fontWeight=600, limit=limit).encode(
             text="n:N", color=alt.Color("i:N").scale(None).legend(None)),
         won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
         open_.mark_text(dy=-8, limit=limit, style="label").encode(
-            text=alt.condition(ON_A_PHONE, alt.value("unclear"), "n:N")),
+            text=alt.condition("bandwidth('x') < 100", alt.value("unclear"), "n:N")),
         open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
     ]
     return finished(alt.layer(*layers))

@@ -56,7 +56,10 @@ class Columns:
 
         def of(table: Table, record: Record) -> Any:
             value = self._rows[id(record)][column]
-            return value if column.startswith(CASE) or _finite(value) else None
+            if column.startswith(CASE):
+                # An axis may be None (no window), which is a value; a case that has no such axis has none.
+                return "none" if value is None and column.removeprefix(CASE) in table.case else value
+            return value if _finite(value) else None
 
         return Quantity(column, short_name(column), title, unit, of, may_log=unit not in ("TFLOP/s", "%", "W"))
 

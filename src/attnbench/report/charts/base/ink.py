@@ -81,6 +81,7 @@ def config(mode: str, font: str = FONT) -> dict[str, Any]:
         },
         "title": {"color": text, "subtitleColor": quiet, "anchor": "start", "fontSize": 14, "subtitleFontSize": 12,
                   "fontWeight": 600, "offset": 12, "frame": "group"},
+        "legend": {"labelColor": text, "labelFontSize": 12, "titleColor": quiet},
         "text": {"color": text, "fontSize": 12},
         "style": {
             "label": {"color": text, "fontSize": 12},

@@ -78,7 +78,10 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return found
 
 
-def around(x: Sequence[float], y: Sequence[float], names: Sequence[str], height: float) -> list[Place]:
+def around(
+    x: Sequence[float], y: Sequence[float], names: Sequence[str], height: float,
+    unnamed: Sequence[tuple[float, float]] = (),
+) -> list[Place]:
     """A place for the name of each point of a scatter: beside it, else above or below on a stalk.
 
     Args:
@@ -86,8 +89,9 @@ def around(x: Sequence[float], y: Sequence[float], names: Sequence[str], height:
         y: pixels from the top.
         names: one a point; as drawn.
         height: of the plot.
+        unnamed: other points, not to be written over.
     """
-    signs: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in zip(x, y, strict=True)]
+    signs: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in (*zip(x, y, strict=True), *unnamed)]
     letters, stalks = list[Box](), list[Box]()
     found = [Place(BESIDE, 0.0, "left")] * len(names)
     # From the right: a stalk then finds the names right of it standing, and its own above them.
