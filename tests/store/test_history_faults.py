@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sqlite3
 import tempfile
@@ -115,11 +114,13 @@ def test_a_disk_that_takes_no_more_is_said_by_the_command(sqlite, tmp_path):
     fill(sqlite, [numbered(0)])
     runfile.write(numbered(1), tmp_path / "one.json")
 
-    def small():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (sqlite.path.stat().st_size // 2,) * 2)
-
-    code = "import sys; from attnbench.cli import main; sys.exit(main(['history', '--add', *sys.argv[1:]]))"
-    process = python(code, tmp_path / "one.json", "--out", tmp_path, preexec_fn=small)
+    code = """if True:
+        import resource, sys
+        from attnbench.cli import main
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+        sys.exit(main(["history", "--add", *sys.argv[2:]]))
+    """
+    process = python(code, sqlite.path.stat().st_size // 2, tmp_path / "one.json", "--out", tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
     assert "cannot be read or written" in err or "has no room" in err
@@ -138,6 +139,13 @@ def test_a_file_that_may_only_be_read_is_read(open_folder):
             fill(place, [numbered(2)])
     assert "may only be read; a file and folder you may write to" in one_line(error)
     assert place.path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as error:
+        fill(find_place(None, tmp_path / "file" / "results", {}), [numbered(0)])
+    assert "cannot be opened (Not a directory); a file in a folder you may read and write" in one_line(error)
 
 
 def test_a_folder_that_takes_no_file_is_said(open_folder):
@@ -329,7 +337,8 @@ def test_a_database_that_is_not_there_is_said(server_url, tmp_path):
     place = find_place(server_url.replace("/postgres?", "/nowhere?"), tmp_path)
     with pytest.raises(UsageError) as error, open_history(place, write=True):
         pass
-    assert 'database "nowhere" does not exist' in one_line(error) or "is not there" in one_line(error)
+    assert 'cannot be reached' in one_line(error)
+    assert 'database "nowhere" does not exist' in one_line(error)
 
 
 def test_the_environment_names_the_history_after_the_flag(tmp_path):

@@ -46,7 +46,7 @@ def told(place: Place) -> Iterator[None]:
 
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:
         wrong, accepted = _words(error, place)
         raise UsageError(refusal(WHO, "db", place.name, wrong, accepted)) from None
 
@@ -63,8 +63,6 @@ def _words(error: Exception, place: Place) -> tuple[str, str]:
     for known in (state, state[:2]) if state else ():
         if known in SERVER:
             return SERVER[known]
-    if isinstance(cause, OSError):
-        return f"cannot be opened ({cause.strerror})", "a file in a folder you may read and write"
     # The first line is the reason, what follows are hints.
     said = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
     for secret in place.secrets:

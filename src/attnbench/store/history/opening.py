@@ -68,7 +68,7 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
         return create_engine(place.url, poolclass=NullPool, connect_args=waits, hide_parameters=True)
     path = place.path
     if write:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(place)
     elif not path.exists():
         raise UsageError(refusal(WHO, "db", place.name, "is not there", "a history that runs were added to",
                                  "attnbench history --add RESULTS fills one from run files"))
@@ -78,6 +78,15 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
     begin = "BEGIN IMMEDIATE" if write else "BEGIN"
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
+
+
+def _make_folder(place: Place) -> None:
+    assert place.path is not None
+    try:
+        place.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(refusal(WHO, "db", place.name, f"cannot be opened ({error.strerror})",
+                                 "a file in a folder you may read and write")) from None
 
 
 def _connect(path: Path, write: bool, patience_s: float) -> sqlite3.Connection:
