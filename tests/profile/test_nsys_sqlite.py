@@ -71,7 +71,7 @@ def test_an_export_without_a_gpu(tmp_path, rules):
         nsys_sqlite.parse(made.nsys_sqlite(tmp_path / "x.sqlite", tables=("runtime", "nvtx")), name="x", rules=rules)
 
 
-@pytest.mark.parametrize("spoil", ["cut", "foreign", "other columns", "locked"])
+@pytest.mark.parametrize("spoil", ["cut", "foreign", "other columns", "other types", "locked"])
 def test_a_file_that_cannot_be_read(tmp_path, rules, spoil, monkeypatch):
     path = made.nsys_sqlite(tmp_path / "x.sqlite")
     holder = None
@@ -85,6 +85,10 @@ def test_a_file_that_cannot_be_read(tmp_path, rules, spoil, monkeypatch):
     elif spoil == "other columns":
         with sqlite3.connect(path) as other:
             other.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN gridX TO grid_x")
+        other.close()
+    elif spoil == "other types":
+        with sqlite3.connect(path) as other:
+            other.execute("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = 'soon', globalTid = 'main'")
         other.close()
     else:
         holder = sqlite3.connect(path)

@@ -108,7 +108,7 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
         Unavailable: the tool cannot work here, or no capture came of it.
         NothingToRun: no backend is installed.
     """
-    from attnbench.profile.folder import open_folder
+    from attnbench.profile.folder import keep, open_folder
     from attnbench.profile.take import probe, take
 
     tool = plan.args.tool
@@ -132,7 +132,7 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
             losses.append(f"{job.backends[0]}: {(taken.reason or '').removeprefix(f'{job.backends[0]}: ')}")
             continue
         captures.append(dataclasses.replace(taken.capture, name=name.removeprefix("profile_")))
-        _keep(folder, captures)  # after each: Ctrl-C keeps what was taken
+        keep(folder, captures)  # after each: Ctrl-C keeps what was taken
     if not captures:
         raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}")
     return Captures(captures, plan.points(captures, jobs[0].launches), losses, folder)
@@ -164,7 +164,6 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
     failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
     if not done.captures:
         raise Unavailable(f"{WHO} all: no capture; {failed[-1]}; {folder / 'SUMMARY.md'} has the other reasons")
-    _keep(folder, done.captures)
     points = plan.points(done.captures, request.launches or LAUNCHES["ncu"])
     return Captures(done.captures, points, failed, folder / "SUMMARY.md")
 
@@ -182,13 +181,14 @@ def _request(plan: Plan) -> Request:
         aside.append(f"The captures are of the first of {cases} cases; "
                      f"`attnbench profile nsys {Path(plan.suite).name}` takes one of each.")
     words = _suite_words(plan)
-    compare = ("run", *words, "--backends", "all", "--no-save")
+    chosen = [word for value in plan.args.backends or () for word in ("--backends", value)]
+    compare = ("run", *words, *([] if chosen else ["--backends", "all"]), "--no-save")
     if first.workload == "attention":
         case = load_workload(first.workload).case(first.case)
-        shared = [word for flag in ("device", "input", "seed") if (value := getattr(plan.args, flag, None)) is not None
-                  for word in (f"--{flag}", value)]
-        chosen = [word for value in plan.args.backends or () for word in ("--backends", value)]
-        compare = ("compare", *load_workload(first.workload).flags(case), *shared, *chosen, "--no-save")
+        chosen += [word for value in plan.args.skip or () for word in ("--skip", value)]
+        chosen += [word for flag in ("device", "input", "seed") if (value := getattr(plan.args, flag, None)) is not None
+                   for word in (f"--{flag}", value)]
+        compare = ("compare", *load_workload(first.workload).flags(case), *chosen, "--no-save")
     return Request(job=plan.job(first, backends, "ncu"), run_words=("run", *words, "--no-save"), compare_words=compare,
                    left_aside=tuple(aside), options=plan.options, launches=plan.launches)
 
@@ -223,11 +223,3 @@ def _show_commands(plan: Plan, tool: str, jobs: Sequence[Job], names: Sequence[s
         Output().line(f"{job.title}: {job.warmup} launches before the window, {job.launches} in it")
         for line in commands(tool, tool, target, Path(plan.args.out) / name, options):
             Output().line(f"  {shlex.join(line)}")
-
-
-def _keep(folder: Path, captures: Sequence[Capture]) -> None:
-    from attnbench.profile import capture, tables
-    from attnbench.store.files import write_bytes
-
-    write_bytes(folder / "kernels.csv", tables.to_csv(captures).encode())
-    write_bytes(folder / "captures.json", capture.dumps(tuple(captures)).encode())

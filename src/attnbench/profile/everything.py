@@ -15,6 +15,7 @@ from attnbench.machine import child
 from attnbench.profile import tables
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
+from attnbench.profile.folder import keep
 from attnbench.profile.job import Job
 from attnbench.profile.roofline import Point
 from attnbench.profile.running import reason, run
@@ -95,6 +96,8 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, told: Call
         done.steps.append(step())
         summary = _summary(request, done, points(done.captures, request.launches or LAUNCHES["ncu"]))
         write_bytes(folder / "SUMMARY.md", summary.encode())
+        if done.captures:
+            keep(folder, done.captures)
     return done
 
 

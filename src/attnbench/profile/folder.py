@@ -1,12 +1,16 @@
-"""The folder of captures: a fresh one each time, numbered where the name is taken."""
+"""The folder of captures: a fresh one each time, numbered where the name is taken; and what we add to it."""
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.errors import UsageError, refusal
+from attnbench.profile import tables
+from attnbench.profile.capture import Capture, dumps
+from attnbench.store.files import write_bytes
 
 
 def open_folder(path: str | Path, *, force: bool) -> Path:
@@ -42,3 +46,9 @@ def open_folder(path: str | Path, *, force: bool) -> Path:
         raise UsageError(refusal("profile", "--out", path, f"cannot be made ({words})",
                                  "a folder you may write to")) from None
     raise AssertionError("unreachable: itertools.count does not end")
+
+
+def keep(folder: Path, captures: Sequence[Capture]) -> None:
+    """Write kernels.csv and captures.json, each whole or as it was."""
+    write_bytes(folder / "kernels.csv", tables.to_csv(captures).encode())
+    write_bytes(folder / "captures.json", dumps(tuple(captures)).encode())

@@ -48,7 +48,7 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
             return _read(database, path.name, name, rules)
         finally:
             database.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:  # SQLite keeps any type in any column, and any bytes as text
         raise RunFileError(refusal("nsys", "capture", path.name, f"cannot be read ({error})", ACCEPTED)) from None
 
 
@@ -70,46 +70,43 @@ def _read(database: sqlite3.Connection, source: str, name: str, rules: Categorie
 
 
 def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
-    instances = _instances(database) if "NVTX_EVENTS" in there else []
+    # Each text once: joined, every one of a million kernels would hold a copy of its long name.
+    texts: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
+    instances = _instances(database, texts) if "NVTX_EVENTS" in there else []
     calls: dict[str, list[float]] = defaultdict(list)
     points = []
     if RUNTIME in there:
-        for start, end, thread, correlation, text in database.execute(
-                f"SELECT r.start, r.end, r.globalTid, r.correlationId, s.value FROM {RUNTIME} r "
-                "LEFT JOIN StringIds s ON s.id = r.nameId"):
-            calls[_plain(text)].append(float(end - start))
+        plain = {key: text.partition("_v")[0] for key, text in texts.items()}  # cudaLaunchKernel_v7000
+        for start, end, thread, correlation, key in database.execute(
+                f"SELECT start, end, globalTid, correlationId, nameId FROM {RUNTIME}"):
+            calls[plain.get(key, "?")].append(float(end - start))
             points.append((thread, start, (thread & PROCESS, correlation)))
     open_then = enclosing(instances, points)
-    events = [*_kernels(database, open_then)] if KERNEL in there else []
+    events = [*_kernels(database, texts, open_then)] if KERNEL in there else []
     for table in (MEMCPY, MEMSET):
         if table in there:
             events += _copies(database, table, open_then)
     return Timeline(events, instances, calls)
 
 
-def _plain(text: str | None) -> str:
-    """``cudaLaunchKernel_v7000`` without the version of the interface."""
-    return (text or "?").partition("_v")[0]
+def _instances(database: sqlite3.Connection, texts: Mapping[int, str]) -> list[Instance]:
+    key = "textId" if "textId" in _columns(database, "NVTX_EVENTS") else "NULL"
+    return [Instance(text or texts.get(number, "?"), float(start), float(end), thread)
+            for start, end, thread, text, number in database.execute(
+                f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS "
+                f"WHERE end IS NOT NULL AND eventType IN {RANGE_TYPES} ORDER BY start")]
 
 
-def _instances(database: sqlite3.Connection) -> list[Instance]:
-    columns = _columns(database, "NVTX_EVENTS")
-    text = "COALESCE(n.text, s.value)" if "textId" in columns else "n.text"
-    join = "LEFT JOIN StringIds s ON s.id = n.textId" if "textId" in columns else ""
-    return [Instance(text or "?", float(start), float(end), thread) for start, end, thread, text in database.execute(
-        f"SELECT n.start, n.end, n.globalTid, {text} FROM NVTX_EVENTS n {join} "
-        f"WHERE n.end IS NOT NULL AND n.eventType IN {RANGE_TYPES} ORDER BY n.start")]
-
-
-def _kernels(database: sqlite3.Connection, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
-    for start, end, process, correlation, text, *shape in database.execute(
-            "SELECT k.start, k.end, k.globalPid, k.correlationId, COALESCE(d.value, h.value), "
-            f"k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ FROM {KERNEL} k "
-            "LEFT JOIN StringIds d ON d.id = k.demangledName LEFT JOIN StringIds h ON h.id = k.shortName "
-            "ORDER BY k.start"):
-        ranges = open_then.get((process, correlation), ())
-        yield Event("kernel", text or "?", float(start), float(end), ranges, grid=tuple(shape[:3]),
-                    block=tuple(shape[3:]))
+def _kernels(database: sqlite3.Connection, texts: Mapping[int, str],
+             open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for start, end, process, correlation, whole, short, *sizes in database.execute(
+            "SELECT start, end, globalPid, correlationId, demangledName, shortName, gridX, gridY, gridZ, blockX, "
+            f"blockY, blockZ FROM {KERNEL} ORDER BY start"):
+        grid, block = tuple(sizes[:3]), tuple(sizes[3:])
+        yield Event("kernel", texts.get(whole) or texts.get(short, "?"), float(start), float(end),
+                    open_then.get((process, correlation), ()), grid=shapes.setdefault(grid, grid),
+                    block=shapes.setdefault(block, block))
 
 
 def _copies(database: sqlite3.Connection, table: str, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
