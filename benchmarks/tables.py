@@ -221,6 +221,28 @@ def targets(say: Say, precise: Path, long: Path) -> str:
     return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
 
 
+def report_page(say: Say, path: Path) -> str:
+    """What the HTML report of a large run costs: wanted and reached."""
+    data = json.loads(path.read_text("utf-8"))
+    middle = {name: statistics.median(data[name]) for name in ("built_s", "built_cpu_s", "interactive_s", "sort_ms")}
+    rows = [
+        ("built, by the clock", "under 5 s", f"{middle['built_s']:.2g} s", middle["built_s"] < 5),
+        ("built, of one CPU", "", f"{middle['built_cpu_s']:.2g} s", None),
+        ("size", "under 8 MB", f"{data['page_mb']:.2g} MB", data["page_mb"] < 8),
+        ("first sort answered", "under 2 s", f"{middle['interactive_s']:.2g} s", middle["interactive_s"] < 2),
+        ("rows sorted, median", "under 100 ms", f"{middle['sort_ms']:.2g} ms", middle["sort_ms"] < 100),
+        ("rows sorted, slowest", "", f"{max(data['sort_ms']):.3g} ms", None),
+    ]
+    known = [(what, wanted, reached, "" if met is None else "yes" if met else "no")
+             for what, wanted, reached, met in rows]
+    machine = data["environment"]
+    words = [machine["cpu"], f"{machine['cores']} cores", f"Chromium {data['chromium']}",
+             f"medians of {len(data['built_s'])}"]
+    words += ["scheduled ahead of the other work on the machine"] if data["ahead_of_others"] else []
+    return "\n".join([markdown([say(word) for word in ("what", "wanted", "reached", "met")], known), "",
+                      f"{say('Measured on')} {', '.join(words)}."])
+
+
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -231,6 +253,7 @@ TABLES = {
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
+    "report": Table(("report.json",), report_page),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
 }
 

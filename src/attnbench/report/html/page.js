@@ -109,8 +109,8 @@
     /** Columns keep their widths whatever rows are shown, and the browser need not look at all cells for them. */
     function widths() {
       const letters = columns.map(({ title }, index) =>
-        Math.min(WIDEST, rows.reduce((most, cells) => Math.max(most, cells[index].length), title.length + 3)));
-      const lengths = letters.map((number, index) => `${columns[index].copy ? 8 : number + 3}ch`);
+        Math.min(WIDEST, rows.reduce((most, cells) => Math.max(most, cells[index].length), title.length + 2)));
+      const lengths = letters.map((number, index) => `${columns[index].copy ? 8 : number + 2.5}ch`);
       table.style.width = `max(100%, ${lengths.join(" + ")})`;
       return make("colgroup", {}, ...lengths.map((width) => {
         const column = make("col");
