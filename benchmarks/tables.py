@@ -189,10 +189,11 @@ def compared(say: Say, path: Path) -> str:
 def compared_speed(say: Say, path: Path) -> str:
     """How long a diff of two large runs took."""
     data = json.loads(path.read_text("utf-8"))["speed"]
-    words = ("records × samples, each side", "file", "wall time", "CPU time")
+    words = ("records × samples, each side", "file", "wall time", "CPU time", "load by other work, on cores")
     return markdown([say(word) for word in words], [(
         f"{data['records']:,} × {data['samples']}", f"{data['megabytes']:.1f} MB",
-        f"{min(data['wall_s']):.2f}-{max(data['wall_s']):.2f} s", f"{statistics.median(data['cpu_s']):.2f} s")])
+        f"{min(data['wall_s']):.2f}-{max(data['wall_s']):.2f} s", f"{statistics.median(data['cpu_s']):.2f} s",
+        f"{data['load']:.1f}, {data['cores']}")])
 
 
 def targets(say: Say, precise: Path, long: Path) -> str:

@@ -167,6 +167,16 @@ def test_two_processes_without_samples_are_compared_one_is_not():
     assert "slower" in verdicts(diff(imported(30, 6), imported(40, 6, 1.3)), "mine")
 
 
+def test_a_machine_in_uproar_is_unclear_not_an_alarm():
+    def uproar(seed):
+        return make_run(seed, cases=2, backends={"base": 1.0, "mine": 1.0}, offset=0.3, change_time={"noise": 0.2})
+
+    for seed in range(60, 80, 2):
+        found = diff([uproar(seed)], [uproar(seed + 1)])
+        assert set(verdicts(found)) == {"unclear"}
+        assert all(0.1 < one.smallest < float("inf") for one in found.changes)
+
+
 def test_same_can_be_asked_to_mean_less():
     a, b = [make_run(16)], [make_run(17)]
     assert set(verdicts(diff(a, b, same_within=0.001))) == {"unclear"}

@@ -30,6 +30,8 @@ MOST_ROWS = 60
 MOST_REMARKS = 8
 LOUD = ("slower", "faster", "unclear", "same")
 """Verdicts in the order of interest."""
+MOST_TOLD = 10.0
+"Intervals wider than that have no digits worth reading."
 STEADY_MB = 0.05
 "Memory is shown to a tenth of a MiB."
 
@@ -157,9 +159,9 @@ def _line(one: Change, unit: figures.Unit) -> Cells:
         "a": figures.plain(one.a_ms * unit.per_ms, figures.STEADY_DIGITS),
         "b": figures.plain(one.b_ms * unit.per_ms, figures.STEADY_DIGITS),
         "change": _percent(one.change),
-        "margin": "" if half is None else f"{100 * half:.1f}",
+        "margin": _breadth(half),
         "verdict": one.verdict,
-        "smallest": "" if one.smallest is None else f"{100 * one.smallest:.1f}",
+        "smallest": _breadth(one.smallest),
         "cycles": _percent(one.cycles_change),
         "memory": "" if memory is None or abs(memory) < STEADY_MB else f"{memory:+.1f}",
         "processes": str(one.processes[0]) if one.processes[0] == one.processes[1] else "{}/{}".format(*one.processes),
@@ -173,6 +175,10 @@ def _few(names: Sequence[str]) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:+.1f}"
+
+
+def _breadth(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}" if share < MOST_TOLD else f"> {100 * MOST_TOLD:.0f}"
 
 
 def _aligned(column: Column, cells: Sequence[Cells]) -> list[str]:

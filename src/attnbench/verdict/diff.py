@@ -21,6 +21,9 @@ SAME_WITHIN = 0.03
 MOVED_APART = 0.01
 """Time and cycles that changed by amounts further apart are both said."""
 
+WIDEST = 20.0
+"""Logarithm beyond which an end of an interval says only that nothing is known."""
+
 
 def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None = None,
          across: Collection[str] = (), same_within: float = SAME_WITHIN) -> Diff:
@@ -165,7 +168,7 @@ def _peak(row: Row, side: int) -> float | None:
 
 
 def _share(log: float | None) -> float | None:
-    return None if log is None or math.isnan(log) else math.expm1(log)
+    return None if log is None or math.isnan(log) else math.expm1(min(log, WIDEST))
 
 
 def _percent(log: float) -> str:

@@ -123,10 +123,11 @@ def _measure(series: list[_Series], is_reference: list[bool], found: list[Levele
     raw = medians(times)
     own = np.array([one.row for one in series])
     clock, doubts = _to_one_clock(times, clocks, raw, own, np.array([one.side for one in series]), len(found))
-    corners = np.array([one.time.tick_ms or 0.0 for one in series]) / np.exp(raw)
+    middles, corners = medians(times), np.array([one.time.tick_ms or 0.0 for one in series]) / np.exp(raw)
     for members in groups.values():
         if len(members) > 1:
-            _take_drift(times, corners, members, [is_reference[series[index].row] for index in members])
+            flags = [is_reference[series[index].row] for index in members]
+            _take_drift(times, middles, corners, members, flags)
     values, errors = centres(times, corners)
     for index, one in enumerate(series):
         found[one.row].exponent_doubt = float(doubts[one.row])
@@ -198,15 +199,15 @@ def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows:
     return clock, np.where(lacking, 0.0, np.sqrt(1.0 / weight))
 
 
-def _take_drift(times: Any, corners: Any, members: list[int], flags: list[bool]) -> None:
+def _take_drift(times: Any, middles: Any, corners: Any, members: list[int], flags: list[bool]) -> None:
     """Take from each series of a group what its references did in the same round, in place."""
     import numpy as np
 
     references = [index for index, flag in zip(members, flags, strict=True) if flag]
     if not references:
         return
-    deviations = {index: times[index] - np.nanmedian(times[index]) for index in references}
-    own_corners = corners[members]
+    deviations = {index: times[index] - middles[index] for index in references}
+    usual = float(np.median(corners[members]))
     drift = np.median(list(deviations.values()), axis=0)
     new = {}
     for index, flag in zip(members, flags, strict=True):
@@ -217,7 +218,7 @@ def _take_drift(times: Any, corners: Any, members: list[int], flags: list[bool])
         paired = times[index] - shared
         if np.isfinite(paired).sum() >= FEWEST_PAIRED:
             new[index] = paired
-            corners[index] = math.hypot(corners[index], float(np.median(own_corners))) / math.sqrt(2.0)
+            corners[index] = math.hypot(corners[index], usual) / math.sqrt(2.0)
     for index, paired in new.items():
         times[index] = paired
 

@@ -1,0 +1,92 @@
+"""The figures that a diff has to reach, on fewer grids than benchmarks/diff.py simulates, and its committed result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from attnbench.stats.moderated import each, quantile
+from attnbench.verdict.contrast import PROCESS, contrasts_of
+from attnbench.verdict.diff import _by_case, _flags
+from attnbench.verdict.judge import judge
+from attnbench.verdict.levels import levels
+from attnbench.verdict.sides import lay_out
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_diff", ROOT / "benchmarks/diff.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, spec.name, module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        yield module
+
+
+def setting(benchmark, name):
+    return next(one for one in benchmark.SETTINGS if one.name == name)
+
+
+@pytest.mark.parametrize(("name", "grids"), [("one process a side", 30), ("3 replicates a side", 15),
+                                             ("one process, power-limited", 15), ("one process, no reference", 30)])
+def test_equal_code_raises_no_alarm(benchmark, name, grids):
+    # At one alarm in twenty grids, more than this many come in one of 500 seeds; far fewer are wanted.
+    allowed = {30: 5, 15: 4}[grids]
+    assert benchmark.alarms(setting(benchmark, name), grids)["grids_with_alarm"] <= allowed // 2
+
+
+def test_three_per_cent_are_caught_and_little_is_unclear(benchmark):
+    found = benchmark.alarms(setting(benchmark, "3 replicates a side"), 10, 0.03)
+    changed, others = found["changed"], found["unchanged"]
+    assert changed["slower"] >= 0.95 * sum(changed.values())
+    assert changed.get("unclear", 0) + others.get("unclear", 0) <= 0.1 * (sum(changed.values()) + sum(others.values()))
+
+
+def test_what_is_seen_from_is_seen_with_the_probability_it_says(benchmark):
+    small = benchmark.Setting("seen from", cases=6, replicates=3)
+    smallest = benchmark.alarms(small, 4)["smallest"]
+    found = benchmark.alarms(small, 12, 1.1 * smallest)["changed"]
+    assert found["slower"] >= 0.9 * sum(found.values())
+    missed = benchmark.alarms(small, 12, 0.3 * smallest)["changed"]
+    assert missed.get("slower", 0) <= 0.3 * sum(missed.values())
+
+
+def test_what_simpler_rules_say_of_the_same_grids(benchmark):
+    """The table of verdict/noise.py, fewer grids: samples alone see changes that are none, rows alone miss what is."""
+    replicated, alarms, caught, of = setting(benchmark, "3 replicates a side"), 0, {"student": 0, "ours": 0}, 0
+    for grid in range(8):
+        lots = random.Random(f"simpler {grid}")
+        rows = lay_out(*benchmark.simulate(replicated, 0.03, lots))
+        cases = _by_case(rows)
+        flags = _flags(cases, None)
+        contrasts = contrasts_of(levels(cases, flags), flags, (1, 1))
+        ours = judge(levels(cases, flags), flags, (1, 1), 0.03)
+        reach = quantile((1.0 + each(0.95, 60)) / 2.0, 4)
+        for one, judged, flag in zip(chain(*contrasts), chain(*ours), chain(*flags), strict=True):
+            by_samples = 2.0 * math.sqrt(max(one.predicted - 1.6 * PROCESS**2, 0.0) * one.per_process)
+            alarms += flag and abs(one.change) > by_samples
+            of += not flag
+            caught["student"] += not flag and abs(one.change) > reach * math.sqrt(one.spread * one.per_process)
+            caught["ours"] += not flag and judged.verdict == "slower"
+    assert alarms > 8
+    assert caught["student"] < 0.8 * of
+    assert caught["ours"] >= 0.95 * of
+
+
+def test_the_committed_result_meets_what_was_asked_for():
+    result = json.loads((ROOT / "benchmarks/results/diff-simulated.json").read_text("utf-8"))
+    for equal in result["grids"][::2]:
+        assert equal["grids_with_alarm"] <= 0.05 * equal["grids"], equal["setting"]["name"]
+    equal, changed = next((one, two) for one, two in zip(result["grids"][::2], result["grids"][1::2], strict=True)
+                          if one["setting"]["name"] == "3 replicates a side")
+    assert equal["grids"] >= 200
+    assert changed["changed"]["slower"] >= 0.95 * sum(changed["changed"].values())
+    assert min(result["speed"]["wall_s"]) < 2.0
