@@ -104,7 +104,7 @@ def fill(place: Place, runs: int, rows: int, samples: int) -> dict[str, float]:
 def ask(place: Place, row: int) -> tuple[dict[str, float], int]:
     """One trend in a fresh connection: milliseconds of its parts, and the changes found."""
     record = make_record(row, template(6, random.Random(0)))
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     with open_history(place, write=False) as history:
         opened = time.perf_counter()
         found = find_row(history, f"{record.case_id}/{record.backend}")
@@ -113,7 +113,7 @@ def ask(place: Place, row: int) -> tuple[dict[str, float], int]:
         done = time.perf_counter()
     whole = time.perf_counter()
     parts = {"open_ms": opened - began, "find_row_ms": named - opened, "trend_ms": done - named,
-             "all_ms": whole - began}
+             "all_ms": whole - began, "cpu_ms": time.process_time() - busy}
     return {name: 1000.0 * seconds for name, seconds in parts.items()}, len(trend.changes)
 
 
@@ -147,7 +147,7 @@ def measure(folder: Path, runs: int, rows: int, samples: int, asked: int) -> dic
         "steady_rows_alarmed": sum(changes > 0 for (_, changes), shifted in zip(answers, right, strict=True)
                                    if not shifted),
         "python": platform.python_version(), "sqlite": __import__("sqlite3").sqlite_version,
-        "cores": os.cpu_count(),
+        "cores": os.cpu_count(), "load": os.getloadavg()[1],
     }
 
 

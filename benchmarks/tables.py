@@ -209,19 +209,6 @@ def targets(say: Say, precise: Path, long: Path) -> str:
     return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
 
 
-def targets(say: Say, precise: Path, long: Path) -> str:
-    """What was wanted and what was reached, worked out from both files."""
-    rows = []
-    for what, wanted, found in (*_precise(precise), *_share(long)):
-        if not found:
-            rows.append((say(what), say(wanted), say("not measured"), ""))
-            continue
-        good = sum(one.met for one in found)
-        reached = f"{good} {say('of')} {len(found)}, {say('worst')} {max(found, key=lambda one: one.badness).text}"
-        rows.append((say(what), say(wanted), reached, say("yes" if good == len(found) else "no")))
-    return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
-
-
 def report_page(say: Say, path: Path) -> str:
     """What the HTML report of a large run costs: wanted and reached."""
     data = json.loads(path.read_text("utf-8"))
@@ -244,6 +231,24 @@ def report_page(say: Say, path: Path) -> str:
                       f"{say('Measured on')} {', '.join(words)}."])
 
 
+def history(say: Say, path: Path) -> str:
+    """What a large history takes and answers: wanted and reached."""
+    data = json.loads(path.read_text("utf-8"))
+    trend, steady = data["all_ms"], data["trends_asked"] - data["shifted_rows"]
+    rows = [
+        (f"records, with {data['samples']} samples each", "", f"{data['records']:,}", ""),
+        ("size", "", f"{data['megabytes'] / 1024:.2g} GiB, {data['bytes_per_record']:.0f} B a record", ""),
+        ("one row's trend with change points, median", "under 200 ms", f"{trend['median']:.0f} ms",
+         "yes" if trend["median"] < 200 else "no"),
+        ("the slowest of them", "", f"{trend['max']:.0f} ms", ""),
+        ("rows with a change: found", "all", f"{data['shifted_rows_found']} of {data['shifted_rows']}",
+         "yes" if data["shifted_rows_found"] == data["shifted_rows"] else "no"),
+        ("rows without: an alarm", "none", f"{data['steady_rows_alarmed']} of {steady}",
+         "yes" if not data["steady_rows_alarmed"] else "no"),
+    ]
+    return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
+
+
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -255,6 +260,7 @@ TABLES = {
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
+    "history": Table(("history.json",), history),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
 }
 

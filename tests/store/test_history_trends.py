@@ -244,7 +244,7 @@ def test_the_benchmark_fills_and_asks(tmp_path):
     parts, changes = benchmark.ask(place, 0)
     assert changes == 1
     assert benchmark.ask(place, 1)[1] == 0
-    assert set(parts) == {"open_ms", "find_row_ms", "trend_ms", "all_ms"}
+    assert set(parts) == {"open_ms", "find_row_ms", "trend_ms", "all_ms", "cpu_ms"}
     # A plan that reads the whole table would not do for a million points.
     with open_history(place, write=False) as history, history.begin():
         plan = history.exec_driver_sql(
