@@ -218,7 +218,7 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
     shown = tables.chosen(args.table, captures, points)
     for table in shown:
         render_profile_table(output.console(), table.title, table.heads, table.texts(), numbers=table.numbers(),
-                             notes=table.notes)
+                             ranks=table.ranks, notes=table.notes)
     for loss in losses:
         output.note(f"not captured: {loss}")
     if not shown:

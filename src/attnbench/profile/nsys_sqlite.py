@@ -48,7 +48,7 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
             return _read(database, path.name, name, rules)
         finally:
             database.close()
-    except (sqlite3.Error, ValueError, TypeError) as error:  # SQLite keeps any type in any column, and any bytes as text
+    except (sqlite3.Error, ValueError, TypeError) as error:  # SQLite keeps any type in any column, any bytes as text
         raise RunFileError(refusal("nsys", "capture", path.name, f"cannot be read ({error})", ACCEPTED)) from None
 
 
@@ -71,7 +71,7 @@ def _read(database: sqlite3.Connection, source: str, name: str, rules: Categorie
 
 def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
     # Each text once: joined, every one of a million kernels would hold a copy of its long name.
-    texts: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
+    texts = {key: str(text) for key, text in database.execute("SELECT id, value FROM StringIds")}
     instances = _instances(database, texts) if "NVTX_EVENTS" in there else []
     calls: dict[str, list[float]] = defaultdict(list)
     points = []
@@ -91,7 +91,7 @@ def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
 
 def _instances(database: sqlite3.Connection, texts: Mapping[int, str]) -> list[Instance]:
     key = "textId" if "textId" in _columns(database, "NVTX_EVENTS") else "NULL"
-    return [Instance(text or texts.get(number, "?"), float(start), float(end), thread)
+    return [Instance(str(text or texts.get(number, "?")), float(start), float(end), thread)
             for start, end, thread, text, number in database.execute(
                 f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS "
                 f"WHERE end IS NOT NULL AND eventType IN {RANGE_TYPES} ORDER BY start")]

@@ -17,6 +17,8 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    "of the columns: where a terminal is too narrow, the highest goes first, and 0 never; () is all 0"
 
     def texts(self) -> list[list[str]]:
         """The rows as people read them."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
-from attnbench.profile.capture import Capture, KernelRow
+from attnbench.profile.capture import Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
 from attnbench.profile.table import Cell, Table
@@ -20,15 +20,24 @@ MOST = 20
 def kernels(capture: Capture) -> Table:
     """What ran on the GPU, the longest first."""
     total = capture.kernel_ms
-    apart = len({row.range for row in capture.kernels}) > 1
-    rows = [((row.range or "",) if apart else ()) + (
+    places = _places(capture)
+    apart = len(set(places)) > 1
+    rows = [((place,) if apart else ()) + (
         row.category, row.short, row.calls, row.total_ms, _percent(row.total_ms, total), row.mean_ms, row.median_ms,
-        row.min_ms, row.max_ms) for row in capture.kernels[:MOST]]
+        row.min_ms, row.max_ms) for place, row in zip(places, capture.kernels[:MOST], strict=False)]
     more = len(capture.kernels) - len(rows)
     notes = [*capture.notes, *([f"{more} more kernels, all of them shorter"] if more > 0 else [])]
     heads = ("category", "kernel", "calls", "total ms", "%", "mean ms", "median", "min", "max")
-    return Table(title=f"kernels of {capture.name} ({capture.tool})", heads=(("range",) if apart else ()) + heads,
-                 rows=tuple(rows), notes=tuple(notes))
+    ranks = (0, 0, 0, 0, 0, 2, 1, 4, 3)
+    return Table(title=f"kernels of {capture.name} ({capture.tool})", heads=(("in",) if apart else ()) + heads,
+                 rows=tuple(rows), notes=tuple(notes), ranks=((0,) if apart else ()) + ranks)
+
+
+def _places(capture: Capture) -> list[str]:
+    """Where each kernel was launched: the backend where that says it, else the range."""
+    several = len({row.case for row in capture.kernels if row.case}) > 1
+    return [row.backend if row.backend and not several and split_range(row.range)[0] else row.range or ""
+            for row in capture.kernels]
 
 
 def categories(captures: Sequence[Capture]) -> Table:
@@ -92,22 +101,28 @@ def api(capture: Capture) -> Table:
 
 # ── counters of ncu ────────────────────────────────────────────────────────────────────────────────
 
-SHOWN = ("duration_ms", "cycles", "sm_mhz", "registers", "theoretical_occupancy_percent", "achieved_occupancy_percent",
-         "l2_hit_percent", "dram_percent", "sm_percent", "tensor_percent")
+SHOWN = {
+    "duration_ms": ("ms", 0), "cycles": ("cycles", 5), "sm_mhz": ("SM MHz", 7), "registers": ("regs", 3),
+    "theoretical_occupancy_percent": ("occ. max %", 6), "achieved_occupancy_percent": ("occ. %", 0),
+    "l2_hit_percent": ("L2 hit %", 0), "dram_percent": ("DRAM %", 0), "sm_percent": ("SM %", 0),
+    "tensor_percent": ("tensor %", 0),
+}
+"""Counters of the table, with their heads and ranks."""
 
 
 def counters(captures: Sequence[Capture]) -> Table:
     """A line a kernel: duration, cycles, registers, occupancy, caches, throughputs, and why warps wait."""
-    titles = {one.name: f"{one.title} {one.unit}".strip() for one in known()[0]}
     rows: list[tuple[Cell, ...]] = []
     for capture in captures:
         for row in capture.kernels[:MOST]:
             stall = worst_stall(row)
             rows.append((row.backend or capture.name, row.short, row.calls,
                          *(_counter(row, name) for name in SHOWN), f"{stall[0]} {stall[1]:.2f}" if stall else None))
-    return Table(title="counters (ncu)", rows=tuple(rows),
-                 heads=("backend", "kernel", "calls", *(titles[name] for name in SHOWN), "warps wait for"),
-                 notes=("warps wait for: the reason most warps stall for, and how many for every instruction issued",))
+    return Table(title="counters (ncu)", rows=tuple(rows), ranks=(0, 0, 8, *(rank for _, rank in SHOWN.values()), 4),
+                 heads=("backend", "kernel", "calls", *(head for head, _ in SHOWN.values()), "warps wait for"),
+                 notes=("occ. is the share of warps an SM could hold that it did, occ. max what registers and shared "
+                        "memory allow; warps wait for: the commonest reason, and how many wait for it at each "
+                        "instruction issued",))
 
 
 def metrics(capture: Capture, title: str, names: Sequence[str]) -> Table:
@@ -137,9 +152,13 @@ def roofline(points: Sequence[Point]) -> Table:
 
 def advice(captures: Sequence[Capture]) -> Table:
     """What ncu's own rules say, what promises most first."""
-    rows = tuple((row.backend or capture.name, row.short, one.rule, one.speedup_percent, one.text)
-                 for capture in captures for row in capture.kernels for one in row.advice)
-    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "remark"))
+    found = [(row.backend or capture.name, row.short, one)
+             for capture in captures for row in capture.kernels for one in row.advice]
+    found.sort(key=lambda item: -(item[2].speedup_percent or 0.0))
+    rows = tuple((backend, kernel, one.rule, one.speedup_percent, one.text) for backend, kernel, one in found[:MOST])
+    notes = ("gain is what the rule itself estimates; captures.json has the other remarks",) * (len(found) > MOST)
+    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "remark"), notes=notes,
+                 ranks=(0, 2, 1, 0, 0))
 
 
 # ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────

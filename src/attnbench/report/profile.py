@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 LONG = "remark"
 """The column that is wrapped and never cut."""
 
+GAP = 2
+NARROWEST, USUAL = 10, 24
+"""Letters that a column of texts keeps, and those it keeps before columns are left out for it."""
+
 
 def render_profile_table(
     console: Console, title: str, heads: Sequence[str], texts: Sequence[Sequence[str]], *,
-    numbers: Sequence[bool], notes: Sequence[str] = (),
+    numbers: Sequence[bool], ranks: Sequence[int] = (), notes: Sequence[str] = (),
 ) -> None:
-    """Print one table.
+    """Print one table; where the page is too narrow, less of it, and a note that says what is left out.
 
     Args:
         console: colours and width are its own.
@@ -26,19 +30,58 @@ def render_profile_table(
         heads: of the columns.
         texts: rows of cells.
         numbers: which columns stand right, on their decimal points.
+        ranks: of the columns; the highest is left out first, 0 never.
         notes: under it.
     """
     paper = Paper(console)
     paper.gap()
     paper.title(title, "")
-    columns = [decimal_aligned([row[index] for row in texts]) if number else [row[index] for row in texts]
-               for index, number in enumerate(numbers)]
+    columns = [[paper.words(row[index]) for row in texts] for index in range(len(heads))]
+    columns = [decimal_aligned(cells) if number else cells for cells, number in zip(columns, numbers, strict=True)]
+    widths = [max(map(len, [head, *cells])) for head, cells in zip(heads, columns, strict=True)]
+    least = [width if number else min(width, USUAL) for width, number in zip(widths, numbers, strict=True)]
+    kept = _fitting(least, ranks or [0] * len(heads), heads, paper.width)
+    cuts = _cuts(widths, kept, numbers, heads, paper.width)
     table = paper.table()
-    for head, number in zip(heads, numbers, strict=True):
-        table.add_column(paper.text(head), justify="right" if number else "left",
-                         overflow="fold", no_wrap=number, ratio=1 if head == LONG else None)
-    for cells in zip(*columns, strict=True):
-        table.add_row(*(paper.text(cell) for cell in cells))
+    for index in kept:
+        # Padded here: a column that is justified right loses the blanks that keep its decimal points in line.
+        head = heads[index].rjust(widths[index]) if numbers[index] else heads[index]
+        table.add_column(paper.text(head), overflow="fold", no_wrap=heads[index] != LONG)
+    for row in range(len(texts)):
+        cells = (columns[index][row].rjust(widths[index] if numbers[index] else 0) for index in kept)
+        table.add_row(*(paper.text(_cut(cell, cuts.get(index))) for cell, index in zip(cells, kept, strict=True)))
     paper.print(table)
+    left_out = [head for index, head in enumerate(heads) if index not in kept]
+    if left_out:
+        paper.item("note", f"for want of room without {', '.join(left_out)}", style="yellow")
     for note in notes:
         paper.item("note", note, style="yellow")
+
+
+def _wide(widths: Sequence[int], kept: Sequence[int], heads: Sequence[str]) -> int:
+    shown = [NARROWEST * 3 if heads[index] == LONG else widths[index] for index in kept]
+    return sum(shown) + GAP * (len(kept) - 1)
+
+
+def _fitting(widths: Sequence[int], ranks: Sequence[int], heads: Sequence[str], width: int) -> list[int]:
+    """The columns that the page has room for."""
+    kept = list(range(len(widths)))
+    while _wide(widths, kept, heads) > width and any(ranks[index] for index in kept):
+        kept.remove(max(kept, key=lambda index: (ranks[index], index)))
+    return kept
+
+
+def _cuts(widths: Sequence[int], kept: Sequence[int], numbers: Sequence[bool], heads: Sequence[str],
+          width: int) -> dict[int, int]:
+    """How wide columns of texts may be, by index, where all of them together are too wide."""
+    found = {index: widths[index] for index in kept if not numbers[index] and heads[index] != LONG}
+    over = _wide(widths, kept, heads) - width
+    while over > 0 and found and max(found.values()) > NARROWEST:
+        widest = max(found, key=lambda index: found[index])
+        found[widest] -= 1
+        over -= 1
+    return found
+
+
+def _cut(text: str, width: int | None) -> str:
+    return text if width is None or len(text) <= width else text[: width - 1] + "…"
