@@ -306,9 +306,11 @@ def _count(who: str, field: str, value: Any) -> int | None:
 
 def _environments(device: Any) -> tuple[Environment, ...]:
     """What is known of the machine: its name."""
-    for prefix, field in zip(PLACES, ("gpu", "cpu"), strict=True):
+    for prefix in PLACES:
         if isinstance(device, str) and device.startswith(prefix):
-            return (Environment(os="", python="", **{field: device.removeprefix(prefix)}),)
+            known, name = Environment(os="", python=""), device.removeprefix(prefix)
+            gpu = prefix == PLACES[0]
+            return (dataclasses.replace(known, gpu=name) if gpu else dataclasses.replace(known, cpu=name),)
     return ()
 
 

@@ -1,0 +1,81 @@
+"""`run` and `check` of the suite hstu-bsa on a CPU, workers and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnbench
+
+SOURCE = Path(attnbench.__file__).parents[1]
+CHEAT = """
+from contextlib import contextmanager
+from dataclasses import replace
+
+from attnbench.backends.hstu_bsa_eager import HstuBsaEager
+
+
+class LowestFirst(HstuBsaEager):
+    name = "lowest-first"
+
+    @contextmanager
+    def session(self, case, inputs):
+        with super().session(case, inputs) as launch:
+            honest = launch.outputs
+
+            def outputs():
+                found = honest()
+                blocks = found["blocks"]
+                # The local block and the lowest one, whatever they score.
+                blocks.copy_(blocks.sort(-1).values)
+                blocks[48:, :, 0] = 0
+                return found
+
+            yield replace(launch, outputs=outputs)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hstu")
+
+
+def attnbench_in(folder, *words):
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, "-m", "attnbench", *words], capture_output=True, text=True, cwd=folder,
+                          env=environment, timeout=150, check=False)
+
+
+def test_a_run_into_a_pipe_prints_the_blocks_and_exports_the_file(folder):
+    done = attnbench_in(folder, "run", "hstu-bsa", "--seqlen", "64", "--device", "cpu", "--warmup", "1", "--iterations",
+                        "6", "--json", "run.json")
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] configuration: B=1, N=64, H=4, ATTN_DIM=16, LINEAR_DIM=32" in done.stdout
+    assert "HSTU dense (hstu-eager):\n  mean: " in done.stdout
+    assert "HSTU BSA (hstu-bsa-eager):\n  mean: " in done.stdout
+    assert "worst speed-up:" in done.stdout
+    exported = attnbench_in(folder, "export", "run.json", "--layout", "seed-000", "--to", "benchmark_results.json")
+    assert exported.returncode == 0, exported.stderr
+    data = json.loads((folder / "benchmark_results.json").read_text())
+    assert (data["num_warmup"], data["num_iterations"], data["device_info"][:5]) == (1, 6, "CPU: ")
+    (row,) = data["results"]
+    assert row["config"] == {"B": 1, "N": 64, "num_heads": 4, "attention_dim": 16, "linear_dim": 32, "block_size": 16,
+                             "block_counts": 2}
+    assert row["speedup"] == row["baseline"]["mean_ms"] / row["bsa"]["mean_ms"]
+
+
+def test_a_check_finds_the_selection_that_is_wrong_by_score(folder):
+    (folder / "mine.py").write_text(CHEAT)
+    done = attnbench_in(folder, "check", "hstu-bsa", "--seqlen", "64", "--device", "cpu", "--mode", "fwd-bwd",
+                        "--backends", "hstu-bsa-eager,./mine.py", "--no-save")
+    assert done.returncode == 1, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "blocks: sequence 0: a block chosen over one that scores higher" in words
+    assert all(f" {name} " in words for name in ("out", "dq", "dk", "dv", "dgates"))
+    assert "1 passed" in words
+    assert "1 incorrect" in words
