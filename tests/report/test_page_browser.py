@@ -276,7 +276,7 @@ def test_two_thousand_rows_are_sorted_within_a_tenth_of_a_second(open_page, writ
     opened.page.wait_for_timeout(500)
     titles = opened.texts("#all-rows thead button")
     for title in ("backend", "case", "seqlen", "median µs", "TFLOP/s"):
-        taken = [opened.page.evaluate(SORT, titles.index(title)) for _ in range(3)]  # up, down, back
+        taken = [opened.page.evaluate(SORT, titles.index(title)) for _ in range(6)]  # up, down, back, twice
         assert min(taken) < 100, (title, taken)
     opened.page.evaluate(SORT, titles.index("seqlen"))
     assert set(opened.column("seqlen")) == {"128"}
