@@ -193,7 +193,8 @@ def card(grids: int, minutes: float) -> dict[str, object]:
         while len(runs) <= grids // 2 and time.monotonic() < until:
             settings = {"regime": regime, "max_seconds": 0.4} if kind == "cuda" else {"max_seconds": 0.2}
             request = Request(suite=load_suite("quick", kind), device=device, backends=BACKENDS[kind],
-                              baseline="sdpa-flash", axes=axes if kind == "cuda" else ON_CPU, settings=settings | {"check": False})
+                              baseline="sdpa-flash", axes=axes if kind == "cuda" else ON_CPU,
+                              settings=settings | {"check": False})
             runs.append(execute(build(request, run_id=new_id(), command="benchmarks/diff.py --card", started=now())))
             environment = runs[-1].environments[0]
             print(f"{regime} {len(runs)}: {sum(r.status is Status.PASSED for r in runs[-1].records)} rows", flush=True)
