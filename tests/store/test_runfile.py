@@ -264,8 +264,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path, after):
 
 def test_a_writer_builds_the_line_of_a_record_once(tmp_path, monkeypatch):
     built = []
-    real = runfile._line
-    monkeypatch.setattr(runfile, "_line", lambda item: built.append(item.backend) or real(item))
+    real = runfile.line
+    monkeypatch.setattr(runfile, "line", lambda item: built.append(item.backend) or real(item))
     writer, records = runfile.Writer(tmp_path / "run.json"), make_group(make_case())
     for count in range(1, 6):
         writer.write(make_run(records[:count]))
