@@ -16,6 +16,7 @@ from attnbench.report import html
 from attnbench.report.charts import figures
 from attnbench.report.html.assemble import assemble
 from attnbench.report.html.plates import pack
+from attnbench.store.block import LEGEND
 from attnbench.store.blocks import blocks, lost_of
 from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_lost, make_record, make_run
@@ -258,3 +259,18 @@ def test_a_missing_library_is_one_line(monkeypatch):
     line = r"report: module=vl_convert is not installed; .*; pip install vl-convert-python"
     with pytest.raises(Unavailable, match=line):
         html.ready()
+
+
+def test_a_table_stands_above_what_was_lost():
+    records = [dataclasses.replace(record, time=None, speedup=None, rate=None) for record in make_group(make_case())]
+    page = read(make_run([make_lost(make_case(), "eager", Status.OOM, "needs 48.0 GiB"), *records]))
+    texts = [text.strip() for text in page.texts]
+    assert texts.index("max abs") < texts.index("needs 48.0 GiB")
+    assert LEGEND not in texts  # nothing in these tables needs it
+    assert LEGEND in [text.strip() for text in read(make_run()).texts]
+
+
+def test_large_counts_are_grouped():
+    cases = [make_case(batch=batch) for batch in range(1, 202)]
+    run = make_run([record for case in cases for record in make_group(case, samples=2)])
+    assert "201 cases, 5 backends, 1,005 rows: 1,005 passed" in " ".join(read(run).texts)

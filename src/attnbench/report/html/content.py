@@ -100,7 +100,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], Sequence[int]]) -> Section:
     found = blocks(run)
     tables: dict[str, list[Block]] = {record.case_id: [] for record in run.records}
-    for block in [*found, *_checked(run)]:
+    for block in sorted([*found, *_checked(run)], key=lambda block: not block.lines):  # what was lost comes last
         tables[block.title].append(block)
     cases = [Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
              for number, (title, parts) in enumerate(tables.items())]
@@ -147,7 +147,7 @@ def rows_of(block: Block) -> list[tuple[Line, list[tuple[Column, str]]]]:
 def _counts(run: Run, cases: int) -> str:
     statuses = Counter(record.status for record in run.records)
     backends = len({record.backend for record in run.records})
-    ends = ", ".join(f"{statuses[status]} {status.value}" for status in Status if statuses[status])
+    ends = ", ".join(f"{statuses[status]:,} {status.value}" for status in Status if statuses[status])
     processes = len({record.replicate for record in run.records})
     words = [_many(cases, "case"), _many(backends, "backend")]
     words += [_many(processes, "process", "es")] if processes > 1 else []
