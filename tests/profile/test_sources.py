@@ -22,6 +22,17 @@ def test_every_format_by_its_content(tmp_path, rules, monkeypatch, fake_tools):
     assert tools == ["nsys", "torch", "ncu", "ncu", "nsys", "nsys"]
 
 
+KEPT = sorted(path for path in made.CAPTURES.iterdir() if path.suffix not in (".md", ".ncu-rep"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_every_real_capture_is_read_and_explained(rules, path):
+    (found,) = sources.read(path, rules)
+    assert found.kernels
+    assert sum(row.category == "other" for row in found.kernels) < len(found.kernels)
+    assert f"`{path.name}`" in (made.CAPTURES / "README.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize(("file", "name"), [
     ("profile_fa.sqlite", "fa"), ("profile_sparge_fp8.sqlite", "sparge_fp8"), ("x.2025.sqlite", "x.2025"),
     ("profile_.sqlite", "profile_.sqlite")])
