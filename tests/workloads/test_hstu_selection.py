@@ -137,21 +137,36 @@ def test_shapes_and_empty_sequences():
         select_blocks(replace(case, causal=False), inputs)
 
 
+def ranked(case, inputs, off=0.0):
+    """Blocks by means rounded to the case's precision, as a kernel stores them; scores in fp32, off by up to `off`."""
+    chosen, size = select_blocks(case, inputs), case.block_size
+    noise = torch.Generator().manual_seed(0)
+    for number in range(case.batch):
+        rows, count = slice(512 * number, 512 * (number + 1)), 512 // size
+        k = inputs.k[rows].float().unflatten(0, (count, size)).mean(1).to(inputs.k.dtype).float()
+        scores = torch.einsum("thd,chd->thc", inputs.q[rows].float(), k) * case.alpha
+        scores += off * (2 * torch.rand(scores.shape, generator=noise) - 1)
+        local = torch.arange(512)[:, None, None] // size
+        scores = scores.masked_fill(torch.arange(count) > local, -torch.inf)
+        best = scores.masked_fill(torch.arange(count) == local, torch.inf).topk(case.block_counts, dim=2)
+        chosen[rows] = best.indices.where(best.values > -torch.inf, -1).int()
+    return chosen
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_a_selection_in_the_case_s_own_precision_passes(dtype):
-    """Means rounded to the case's precision, as a kernel that stores them does; scores in fp32."""
     case = of(seqlen=512, attn_dim=64, dtype=dtype, block_size=16, block_counts=4, batch=2)
     inputs = make(case)
-    chosen = select_blocks(case, inputs)
-    for number in range(2):
-        rows = slice(512 * number, 512 * (number + 1))
-        k = inputs.k[rows].float().unflatten(0, (32, 16)).mean(1).to(inputs.k.dtype).float()
-        scores = torch.einsum("thd,chd->thc", inputs.q[rows].float(), k)
-        local = torch.arange(512)[:, None, None] // 16
-        scores = scores.masked_fill(torch.arange(32) > local, -torch.inf)
-        scores = scores.masked_fill(torch.arange(32) == local, torch.inf)
-        best = scores.topk(4, dim=2)
-        chosen[rows] = best.indices.where(best.values > -torch.inf, -1).int()
+    chosen = ranked(case, inputs)
     assert not selection_faults(case, inputs, chosen)
     if dtype == "bf16":
         assert not torch.equal(chosen.sort(2).values, select_blocks(case, inputs).sort(2).values)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("bf16", 0.05), ("fp16", 0.005), ("fp32", 1e-3)])
+def test_a_ranking_that_is_off_by_more_than_rounding_does_not(dtype, off):
+    """The scores spread over about 0.25; those of fp32 are off as much as products in TF32 would be."""
+    case = of(seqlen=512, attn_dim=64, dtype=dtype, block_size=16, block_counts=4, batch=2)
+    inputs = make(case)
+    assert "sequence 0: a block chosen over one that scores higher" in selection_faults(
+        case, inputs, ranked(case, inputs, off))

@@ -247,6 +247,7 @@ class _Examination:
             return reference.truth(self.variant), {}
         # What follows from a choice is evaluated now, and not under the settings the launch may have left.
         self._put_back()
+        self.announce("check: what follows from its choice")
         truth, faults = reference.follow(self.variant, chosen)
         if not faults and truth is not reference.truth(self.variant) and FOLLOWED not in self.notes:
             self.notes.append(FOLLOWED)

@@ -33,12 +33,12 @@ from attnbench.errors import UsageError
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import parts
 from attnbench.workloads.hstu.case import HstuCase
-from attnbench.workloads.hstu.inputs import HstuInputs
+from attnbench.workloads.hstu.inputs import HstuInputs, torch_dtype
 from attnbench.workloads.hstu.lengths import SequenceShape
 from attnbench.workloads.hstu.oracle import Sink, attend
 
 ROUNDING = 4.0
-"Rounding steps of the case's precision by which a chosen block may score below one left out."
+"Rounding steps by which a chosen block may score below one left out; `selection_faults` says of what."
 
 
 def evaluate(
@@ -164,8 +164,10 @@ def selection_faults(
 ) -> Sequence[str]:
     """What is wrong with a selection, in words; nothing where every chosen block deserves its place by score.
 
-    A chosen block may score below one left out by `ROUNDING` steps of the case's precision at the
-    largest α Σ |q_d| · mean |k_d| of the row, a bound on what rounding the means and products can move.
+    A chosen block may score below one left out by `ROUNDING` steps of the case's precision at the row's
+    largest α Σ |q_d k̄_d|, and as many of fp32 at its largest α Σ |q_d| · mean |k_d|: the first bounds what
+    rounding means, products and scores can move, the second what sums in fp32 can.  A mean is far smaller
+    than the keys it is of, so keys summed in 16 bits do not pass.
 
     Args:
         case: the problem.
@@ -210,14 +212,13 @@ def _faults(case: HstuCase, inputs: HstuInputs, number: int, rows: range, picked
     earlier = torch.arange(count, device=picked.device) < local
     worst = scores.masked_fill(~(earlier & (held > 0)), torch.inf).amin(2)
     missed = scores.masked_fill(~(earlier & (held == 0)), -torch.inf).amax(2)
-    precision = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
-    if (worst < missed - ROUNDING * torch.finfo(precision).eps * bound).any():
+    if (worst < missed - ROUNDING * bound).any():
         faults.append("a block chosen over one that scores higher")
     return faults
 
 
 def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], bound [heads, rows]."""
+    """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], step [heads, rows]."""
     shape = case.sequences[number]
     ranking = _ranking(case, shape, rows, inputs.q.device)
     q = parts.by_sequence(case, "q", inputs.q)[number].detach()[ranking].double().transpose(0, 1)
@@ -227,7 +228,9 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     sizes = q.new_zeros(case.nheads, len(rows), count)
     means = _means(k, shape, case)
     scores[:, :, :means.shape[1]] = q @ means.mT * case.alpha
-    sizes[:, :, :means.shape[1]] = q.abs() @ _means(k.abs(), shape, case).mT * case.alpha
+    step, step_of_sums = (torch.finfo(dtype).eps for dtype in (torch_dtype(case), torch.float32))
+    moved = step * means.abs() + step_of_sums * _means(k.abs(), shape, case)
+    sizes[:, :, :means.shape[1]] = q.abs() @ moved.mT * case.alpha
     if case.selection == "shared":
         scores, sizes = scores.sum(0, keepdim=True), sizes.sum(0, keepdim=True)
     position = torch.arange(rows.start, rows.stop, device=q.device) + shape.first_query
