@@ -1,0 +1,144 @@
+"""``hstu-bsa-triton``: our block-sparse HSTU attention; pooling, ranking and lists are part of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Config, Launch, Machine
+from attnbench.backends.hstu import HstuBackend
+from attnbench.errors import Unsupported, WorkerError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_SIZES = (16, 32, 64, 128)
+MOST_BLOCKS = 16
+LARGEST_DIM = 256
+
+
+class HstuBsaTriton(HstuBackend):
+    """Five kernels forward, three backward, all with buffers that are there before."""
+
+    name = "hstu-bsa-triton"
+    title = "HSTU block-sparse, ours (Triton)"
+    variant = "hstu-bsa"
+    install = "part of torch"
+    module = "triton"
+    distribution = "triton"
+    compiles = True
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the kernels do not take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        for name, fits, accepted in (
+            ("block_size", case.block_size in BLOCK_SIZES, f"one of {', '.join(map(str, BLOCK_SIZES))}"),
+            ("block_counts", case.block_counts <= MOST_BLOCKS, f"at most {MOST_BLOCKS}"),
+            ("attn_dim", case.attn_dim <= LARGEST_DIM, f"at most {LARGEST_DIM}"),
+            ("linear_dim", case.linear_dim <= LARGEST_DIM, f"at most {LARGEST_DIM}"),
+        ):
+            if not fits:
+                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
+
+    def configs(self, case: Any) -> Iterable[Config]:
+        """Schedules, and cuts of the two kernels that take most of the time."""
+        yield Config("passes", {"schedule": "passes"})
+        for rows, blocks, warps in ((64, 64, 4), (128, 32, 8), (128, 64, 8)):
+            yield Config(f"s{rows}x{blocks}w{warps}",
+                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps})
+        for rows, finish, warps in ((64, 32, 4), (64, 64, 8), (128, 64, 8), (128, 128, 8)):
+            yield Config(f"a{rows}f{finish}w{warps}",
+                         {"attend_rows": rows, "finish_rows": finish, "attend_warps": warps})
+        for ahead in (192, 1024):
+            yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Own copies of the inputs, results and workspace; nothing is allocated in a call."""
+        yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
+
+
+class _Session:
+    """Buffers of one session."""
+
+    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
+        from dataclasses import replace
+
+        import torch
+
+        from attnbench.kernels import hstu_bsa as kernels
+
+        self.case = case
+        self.own = {name: x.detach().clone() for name, x in inputs.tensors().items()}
+        own, cached = self.own, case.delta_q is not None
+        tensors = kernels.BsaTensors(
+            q=own["q"], k=own["k"], v=own["v"], gates=own.get("gates"), offsets=own["seq_offsets"],
+            offsets_q=own["seq_offsets_q"] if cached else None, num_targets=own.get("num_targets"))
+        numbers = {"max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
+                   "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size,
+                   "local_window": case.local_window, "selection": case.selection}
+        # Sequences may all be shorter than the case allows; the slots behind their blocks stay empty.
+        kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
+                      block_counts=case.block_counts, validate=True)
+        problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
+        config = replace(kernels.default_config(problem, tensors.capability), **changes)
+        device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
+        out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
+        self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),
+                                 kernels.forward_workspace(problem, config, device))
+        self.gradients = None
+        if case.has_backward:
+            shapes = kernels.backward_shapes(problem, config)
+            self.gradients = kernels.BsaGradients(
+                call=self.call, dout=own["dout"], workspace=kernels.allocate(shapes, device),
+                **{f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")},
+                dgates=torch.empty_like(own["gates"]) if "gates" in own else None)
+        self.ran = self.ran_back = False
+
+    def launch(self) -> Launch:
+        from attnbench.workloads.hstu.work import sparse_work
+
+        return Launch(forward=self.forward, backward=self.backward if self.gradients else None, outputs=self.outputs,
+                      reload=self.load, phases=self.phases(), executed_flops=sparse_work(self.case).flops,
+                      notes=(f"schedule {self.call.config.schedule}", "deterministic"))
+
+    def forward(self) -> None:
+        from attnbench.kernels.hstu_bsa_forward import forward
+
+        forward(self.call)
+        self.ran = True
+
+    def backward(self) -> None:
+        from attnbench.kernels.hstu_bsa_backward import backward
+
+        if not self.ran or self.gradients is None:
+            raise WorkerError("launch: backward was called before forward")
+        backward(self.gradients)
+        self.ran_back = True
+
+    def phases(self) -> dict[str, Callable[[], None]]:
+        """Parts of the forward, on what its last call left; `attend` adds to the output once more."""
+        from functools import partial
+
+        from attnbench.kernels import hstu_bsa_forward as parts
+
+        return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
+
+    def outputs(self) -> dict[str, Tensor]:
+        if not self.ran:
+            raise WorkerError("launch: outputs were asked for before forward")
+        found = {"out": self.call.out, "blocks": self.call.blocks}
+        if self.ran_back and self.gradients is not None:
+            found |= {name: x for name in ("dq", "dk", "dv", "dgates")
+                      if (x := getattr(self.gradients, name)) is not None}
+        return found
+
+    def load(self, inputs: Any) -> None:
+        self.ran = self.ran_back = False
+        for name, x in inputs.tensors().items():
+            self.own[name].copy_(x)

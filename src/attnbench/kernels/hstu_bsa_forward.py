@@ -1,0 +1,210 @@
+"""Launches of the block-sparse HSTU forward: pool, select, lists, attend.
+
+Every launch takes a `BsaCall`: tensors that are there already.  Nothing is allocated and nothing waits for the
+device; grids come from numbers the host knows, so that a CUDA graph can hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.hstu_bsa_attend import hstu_bsa_attend, hstu_bsa_finish, hstu_bsa_ticket
+from attnbench.kernels.hstu_bsa_lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
+from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem, Shapes, forward_shapes, in_flight, saved_shapes
+from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
+from attnbench.kernels.hstu_bsa_select import hstu_bsa_select, hstu_bsa_select_shared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaCall:
+    """One call: inputs, results, workspace."""
+
+    problem: BsaProblem
+    config: BsaConfig
+    q: Tensor
+    "[queries, H, D], as k and v with any strides of rows and heads"
+    k: Tensor
+    v: Tensor
+    gates: Tensor | None
+    "contiguous [queries, H, branches]"
+    offsets: Tensor
+    offsets_q: Tensor | None
+    num_targets: Tensor | None
+    out: Tensor
+    "contiguous [queries, H, Dv]"
+    blocks: Tensor
+    "int32 [queries, H or 1, S]: the selection, ascending, -1 behind"
+    workspace: Mapping[str, Tensor]
+    "as `saved_shapes` and `forward_shapes` say"
+
+    def sequences(self) -> dict[str, Any]:
+        """Where the sequences lie; a pointer that is not read stands in for what is not there."""
+        return {"offsets_ptr": self.offsets, "offsets_q_ptr": _or(self.offsets_q, self.offsets),
+                "num_targets_ptr": _or(self.num_targets, self.offsets)}
+
+    def strides(self, *names: str) -> dict[str, int]:
+        """Strides of rows and heads by name."""
+        return {f"{name}_{of}": getattr(self, name).stride(axis) for name in names
+                for axis, of in enumerate(("row", "head"))}
+
+    def flags(self) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        p = self.problem
+        return {"BLOCK_SIZE": p.block_size, "HAS_TARGETS": p.has_targets, "HAS_CACHE": p.has_cache}
+
+    def dims(self) -> dict[str, int]:
+        """Dims, and the columns of their tiles."""
+        p = self.problem
+        return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": columns_of(p.attn_dim),
+                "BLOCK_V": columns_of(p.linear_dim)}
+
+    def tensors(self, *names: str) -> dict[str, Tensor]:
+        """Pointers by name, of the call or of its workspace."""
+        return {f"{name}_ptr": getattr(self, name) if hasattr(self, name) else self.workspace[name] for name in names}
+
+    def factors(self) -> dict[str, float]:
+        """Numbers of the function."""
+        return {"half_alpha": self.problem.alpha / 2, "scale": 1 / self.problem.scaling_seqlen}
+
+
+def columns_of(dim: int) -> int:
+    """Columns of a tile for this many dims: a power of two, at least the 16 of a tensor core."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def allocate(shapes: Shapes, device: torch.device) -> dict[str, Tensor]:
+    """Empty tensors of these shapes."""
+    return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+
+
+def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.device) -> dict[str, Tensor]:
+    """All that `forward` needs beside inputs and results."""
+    return allocate(saved_shapes(problem, config) | forward_shapes(problem, config), device)
+
+
+def forward(call: BsaCall) -> None:
+    """Launch it all: out and blocks are written."""
+    pool(call)
+    select(call)
+    lists(call)
+    attend(call)
+
+
+def pool(call: BsaCall) -> None:
+    """Means of the complete blocks of keys and values."""
+    p, c = call.problem, call.config
+    blocks, rows = p.max_seqlen // p.block_size, min(p.block_size, c.pool_rows)
+    if p.units * blocks:
+        hstu_bsa_pool[(p.units * blocks,)](
+            **call.tensors("k", "v", "means_k", "means_v"), **call.sequences(), **call.strides("k", "v"),
+            heads=p.heads, blocks=blocks, mean_rows=p.mean_rows, **call.dims(), **call.flags(),
+            ROWS=rows, AT_ONCE=min(4, p.block_size // rows), num_warps=c.pool_warps)
+
+
+def select(call: BsaCall) -> None:
+    """Compressed branch into out, and the blocks of each query."""
+    p, c = call.problem, call.config
+    tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
+    cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
+           "BITS": p.index_bits, "num_warps": c.select_warps, "num_stages": c.select_stages}
+    sizes = {"heads": p.heads, "tiles": tiles, "mean_rows": p.mean_rows}
+    if not p.units * tiles:
+        return
+    if p.shared:
+        dims = {name: value for name, value in call.dims().items() if name in ("ATTN_DIM", "BLOCK_D")}
+        hstu_bsa_select_shared[(p.batch * tiles,)](
+            **call.tensors("q", "means_k", "blocks"), **call.sequences(), **call.strides("q"), **sizes, **dims,
+            **call.flags(), **cut)
+    hstu_bsa_select[(p.units * tiles,)](
+        **call.tensors("q", "means_k", "means_v", "out", "blocks"), gates_ptr=_or(call.gates, call.q),
+        **call.sequences(), **call.strides("q"), **sizes, **call.factors(), **call.dims(), **call.flags(), **cut,
+        GATES=p.gates, SHARED=p.shared, TANH=c.silu == "tanh")
+
+
+def lists(call: BsaCall) -> None:
+    """For each block the queries that chose it."""
+    p, c = call.problem, call.config
+    units = p.batch * p.list_heads
+    if not p.others or not units * p.max_seqlen_q:
+        return
+    common = {**call.sequences(), "list_heads": p.list_heads, **call.flags(), "OTHERS": p.others,
+              "SEGMENTS": c.segments, "CHUNK": c.chunk}
+    hstu_bsa_rank[(units * c.segments,)](
+        **call.tensors("blocks", "ranks", "counts"), **common, entry_rows=p.queries * p.others,
+        count_rows=p.count_rows, num_warps=c.list_warps)
+    hstu_bsa_place[(units,)](
+        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, count_rows=p.count_rows,
+        tile_rows=p.tile_rows(c.attend_rows), ROWS=c.attend_rows)
+    chunks = triton.cdiv(p.slot_rows, c.chunk)
+    hstu_bsa_scatter[(units * chunks,)](
+        **call.tensors("blocks", "ranks", "counts", "entries"), **common, chunks=chunks,
+        entry_rows=p.queries * p.others, count_rows=p.count_rows)
+
+
+def attend(call: BsaCall) -> None:
+    """Selected, local and sliding branches, added to what out holds."""
+    p, c = call.problem, call.config
+    if not p.units * p.max_seqlen_q:
+        return
+    if p.others and c.schedule == "ticket":
+        _ticket(call)
+        return
+    tiles, row_tiles = p.attend_tiles(c.attend_rows), triton.cdiv(p.max_seqlen_q, c.finish_rows)
+    _, step = in_flight(p, c) if p.others else (0, p.units)
+    for first in range(0, p.units, step):
+        units = min(step, p.units - first)
+        if p.others and tiles:
+            hstu_bsa_attend[(units * tiles,)](**_lists_of(call), **_attend_cut(call), first_unit=first, tiles=tiles,
+                                              **_common(call), **_options(c))
+        # Without other blocks there are no partial rows, and their pointer is not read.
+        hstu_bsa_finish[(units * row_tiles,)](
+            partial_ptr=call.workspace.get("partial", call.out), **_finish_cut(call), first_unit=first,
+            tiles=row_tiles, **_common(call), **_options(c))
+
+
+def _ticket(call: BsaCall) -> None:
+    p, c = call.problem, call.config
+    tiles, row_tiles = p.attend_tiles(c.attend_rows), triton.cdiv(p.max_seqlen_q, c.finish_rows)
+    lag, ring = in_flight(p, c)
+    call.workspace["progress"].zero_()
+    cut = _attend_cut(call) | _finish_cut(call)
+    cut["FINISH_ROWS"], cut["ROWS"] = c.finish_rows, c.attend_rows
+    hstu_bsa_ticket[((p.units + lag) * (tiles + row_tiles),)](
+        **_lists_of(call), **cut, **call.tensors("progress"), units=p.units, lag=lag, ring=ring, tiles=tiles,
+        row_tiles=row_tiles, **_common(call), **_options(c))
+
+
+def _common(call: BsaCall) -> dict[str, Any]:
+    p = call.problem
+    return {**call.tensors("q", "k", "v"), **call.sequences(), **call.strides("q", "k", "v"), "heads": p.heads,
+            "slot_rows": p.slot_rows, **call.factors(), **call.dims(), **call.flags(), "OTHERS": p.others,
+            "TANH": call.config.silu == "tanh"}
+
+
+def _lists_of(call: BsaCall) -> dict[str, Any]:
+    return call.tensors("partial", "entries", "tiles", "num_tiles")
+
+
+def _attend_cut(call: BsaCall) -> dict[str, Any]:
+    p, rows = call.problem, call.config.attend_rows
+    return {"entry_rows": p.queries * p.others, "tile_rows": p.tile_rows(rows), "SHARED": p.shared, "ROWS": rows}
+
+
+def _finish_cut(call: BsaCall) -> dict[str, Any]:
+    p, c = call.problem, call.config
+    return {"gates_ptr": _or(call.gates, call.q), "out_ptr": call.out, "GATES": p.gates, "WINDOW": p.local_window,
+            "ROWS": c.finish_rows, "KEYS": c.finish_keys}
+
+
+def _options(config: BsaConfig) -> dict[str, int]:
+    return {"num_warps": config.attend_warps, "num_stages": config.attend_stages}
+
+
+def _or(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
+    return otherwise if tensor is None else tensor

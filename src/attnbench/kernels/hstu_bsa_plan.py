@@ -1,0 +1,260 @@
+"""Sizes of a block-sparse HSTU call: how the kernels are cut, their grids, and what workspace they need.
+
+Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with what
+sorts them, and partial rows.  The first two grow with the tokens; the last is a buffer for the pairs of sequence and
+head in flight, a number that depends on the card and not on the batch.  Nothing grows with queries times keys or with
+queries times blocks.  docs/hstu.md has the formula, and a test holds it against what is allocated.
+
+Imports without triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SCHEDULES = ("ticket", "passes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaConfig:
+    """How the kernels are cut.  The defaults were chosen by reading compiled code, not yet on a card."""
+
+    schedule: str = "ticket"
+    "how selected branch and final sum follow each other: ticket, or passes"
+    pool_rows: int = 16
+    "keys of a block that the pool adds at a time"
+    pool_warps: int = 1
+    select_rows: int = 64
+    "queries of a program of the compressed branch"
+    select_blocks: int = 32
+    "blocks ranked at a time"
+    select_warps: int = 4
+    select_stages: int = 2
+    segments: int = 16
+    "runs of a sequence that are sorted side by side; a power of two"
+    chunk: int = 128
+    "entries of a list sorted at a time"
+    list_warps: int = 4
+    attend_rows: int = 128
+    "queries of a program of the selected branch"
+    finish_rows: int = 64
+    "queries of a program of the final sum"
+    finish_keys: int = 32
+    "nearby keys at a time"
+    attend_warps: int = 8
+    attend_stages: int = 2
+    programs_ahead: int = 384
+    "attend programs between those of a pair and its final sum: what a card runs at a time, and some"
+    pass_mib: int = 256
+    "partial rows of a pass, at most, but those of one pair; the backward's too"
+    means_rows: int = 64
+    "queries at a time in the backward of the means"
+    means_blocks: int = 32
+    "blocks of a program there"
+    means_warps: int = 8
+    keys_rows: int = 64
+    "queries at a time in the backward of keys and values"
+    keys_warps: int = 8
+    rows_rows: int = 64
+    "queries of a program of the backward of queries"
+    rows_blocks: int = 32
+    "blocks at a time there"
+    rows_warps: int = 8
+    grad_stages: int = 2
+    silu: str = "tanh"
+    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaProblem:
+    """Numbers of one call, all known to the host."""
+
+    batch: int
+    heads: int
+    queries: int
+    "of all sequences"
+    keys: int
+    "of all sequences"
+    max_seqlen: int
+    max_seqlen_q: int
+    attn_dim: int
+    linear_dim: int
+    dtype: torch.dtype
+    block_size: int
+    block_counts: int
+    local_window: int
+    "0: no sliding branch"
+    gates: int
+    "branches that have a gate: 0, 2 or 3"
+    alpha: float
+    scaling_seqlen: int
+    shared: bool
+    pairs: bool
+    has_targets: bool
+    has_cache: bool
+
+    @property
+    def units(self) -> int:
+        """Pairs of sequence and head."""
+        return self.batch * self.heads
+
+    @property
+    def others(self) -> int:
+        """Blocks a query selects beside its local one."""
+        return self.block_counts - 1
+
+    @property
+    def list_heads(self) -> int:
+        """Heads with lists of their own."""
+        return 1 if self.shared else self.heads
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def mean_rows(self) -> int:
+        """Rows of the means of a head."""
+        return self.keys // self.block_size
+
+    @property
+    def count_rows(self) -> int:
+        """Starts of the lists of a head: a sequence has one more than blocks."""
+        return self.mean_rows + self.batch
+
+    @property
+    def slot_rows(self) -> int:
+        """Partial rows of a pair."""
+        return self.max_seqlen_q * self.others
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of a ranking key that name the block: 32 where the scores need all of theirs.
+
+        A key of b bits rounds a score to 2**(b - 23) of itself.  `selection_faults` of the workload grants
+        four roundings of the inputs' precision, of which the means take one; 12 and 15 bits take one more.
+        """
+        bits = max(1, (self.max_seqlen // self.block_size).bit_length())
+        most = {torch.float16: 12, torch.bfloat16: 15}.get(self.dtype, 0)
+        return bits if bits <= most else 32
+
+    def attend_tiles(self, rows: int) -> int:
+        """Most tiles that the lists of a pair come to: full ones, and a last one for each block."""
+        return self.slot_rows // rows + self.max_seqlen // self.block_size
+
+    def tile_rows(self, rows: int) -> int:
+        """Rows of a head in the table of tiles."""
+        return self.queries * self.others // rows + self.mean_rows
+
+
+def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfig:
+    """Choose the cut for a problem.
+
+    Args:
+        problem: the call.
+        capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
+    """
+    values: dict[str, Any] = {}
+    if capability == (0, 0) or problem.dtype == torch.float32:
+        values["silu"] = "exp"
+    size = max(problem.attn_dim, problem.linear_dim)
+    if problem.dtype == torch.float32:
+        # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
+        values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "finish_rows": 32, "attend_warps": 8,
+                   "means_rows": 16, "means_blocks": 16, "means_warps": 4, "keys_rows": 16, "rows_rows": 16,
+                   "rows_blocks": 16, "finish_keys": 16, "grad_stages": 1, "select_warps": 8}
+    elif size > 128:
+        values |= {"select_warps": 8, "finish_rows": 64, "attend_warps": 8, "means_rows": 32,
+                   "means_blocks": 16, "keys_rows": 32, "rows_rows": 32}
+    elif size <= 64:
+        values |= {"select_blocks": 64, "finish_rows": 32, "attend_warps": 4, "means_warps": 4, "keys_warps": 4,
+                   "rows_warps": 4}
+    if size > 64 and (problem.block_size > 32 or capability < (9, 0)):
+        values["keys_rows"] = min(32, values.get("keys_rows", 32))
+    if problem.has_targets and size > 64:
+        # A target's own key and value are two tiles more.
+        values["rows_rows"] = min(32, values.get("rows_rows", 32))
+    return BsaConfig(**values)
+
+
+def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
+    """Pairs between an attend and its finish, and pairs that have partial rows at a time.
+
+    In passes nothing is between them, and the second number is the pairs of a pass.
+    """
+    if config.schedule == "ticket":
+        lag = -(-config.programs_ahead // max(1, problem.attend_tiles(config.attend_rows)))
+        lag = max(1, min(lag, problem.units))
+        # The attend of a pair waits for the finish of the one before in its place: that must have a lower ticket.
+        return lag, max(1, min(lag + 2, problem.units))
+    return 0, pairs_of_pass(problem, problem.linear_dim, config)
+
+
+def pairs_of_pass(problem: BsaProblem, dim: int, config: BsaConfig) -> int:
+    """Pairs whose partial rows of this size fit in a pass."""
+    each = problem.slot_rows * dim * problem.item
+    return max(1, min(problem.units, config.pass_mib * 2**20 // max(1, each)))
+
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Name to shape and dtype."""
+
+
+def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace that a backward reads again: means and lists."""
+    p, lists = problem, problem.list_heads
+    shapes: Shapes = {
+        "means_k": ((p.heads, p.mean_rows, p.attn_dim), p.dtype),
+        "means_v": ((p.heads, p.mean_rows, p.linear_dim), p.dtype),
+    }
+    if p.others:
+        shapes |= {"entries": ((lists, p.queries * p.others), torch.int32),
+                   "starts": ((lists, p.count_rows), torch.int32)}
+    return shapes
+
+
+def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace of the forward alone: sorting, and partial rows."""
+    p, lists = problem, problem.list_heads
+    if not p.others:
+        return {}
+    _, ring = in_flight(p, config)
+    shapes: Shapes = {
+        "ranks": ((lists, p.queries * p.others), torch.int32),
+        "counts": ((lists, config.segments, p.count_rows), torch.int32),
+        "tiles": ((lists, p.tile_rows(config.attend_rows), 3), torch.int32),
+        "num_tiles": ((p.batch * lists,), torch.int32),
+        "partial": ((ring, p.slot_rows, p.linear_dim), p.dtype),
+    }
+    if config.schedule == "ticket":
+        shapes["progress"] = ((1 + 2 * p.units,), torch.int32)
+    return shapes
+
+
+def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates."""
+    p = problem
+    shapes: Shapes = {
+        "dmeans_k": ((p.heads, p.mean_rows, p.attn_dim), torch.float32),
+        "dmeans_v": ((p.heads, p.mean_rows, p.linear_dim), torch.float32),
+    }
+    if p.others:
+        pairs = pairs_of_pass(p, p.attn_dim, config)
+        shapes |= {"partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
+                   "partial_dgate": ((pairs, p.slot_rows), torch.float32)}
+    return shapes
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """Bytes of all of them."""
+    total = 0
+    for shape, dtype in shapes.values():
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        total += size
+    return total

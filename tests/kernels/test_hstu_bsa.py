@@ -1,0 +1,263 @@
+"""Block-sparse HSTU kernels in Triton's interpreter, against the oracle: outputs, gradients, selection, order."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD, oracle, oracle_bsa
+from attnbench.workloads.hstu.inputs import make_inputs
+
+from .interpreter import interpreted
+
+CUT = {"pool_rows": 8, "select_rows": 32, "select_blocks": 16, "segments": 4, "chunk": 16, "attend_rows": 16,
+       "finish_rows": 32, "finish_keys": 16, "programs_ahead": 4, "means_rows": 16, "means_blocks": 16,
+       "keys_rows": 16, "rows_rows": 32, "rows_blocks": 16}
+"Small, so that a short sequence has several tiles on every axis."
+
+CASES = {
+    "plain": {},
+    "fp16": {"dtype": "fp16", "nheads": 1},
+    "passes": {"nheads": 1, "config": {"schedule": "passes", "pass_mib": 0}},
+    "jagged": {"batch": 6, "nheads": 1, "lengths": "70:0:1:15:16:33", "num_targets": "5:0:1:2:16:0",
+               "local_window": 21},
+    "cached": {"batch": 3, "lengths": "70:6:41", "num_targets": "3:6:0", "delta_q": 5, "local_window": 1,
+               "gates": False},
+    "shared": {"selection": "shared", "num_targets": 3, "pairs": True, "batch": 1},
+    "pairs": {"pairs": True, "lengths": "70:57", "delta_q": 40, "num_targets": "3:0"},
+    "local-alone": {"block_counts": 1, "nheads": 1},
+    "wide-parts": {"block_size": 64, "seqlen": 135, "nheads": 1, "batch": 1, "attn_dim": 130, "linear_dim": 5,
+                   "config": {"keys_rows": 32, "select_rows": 64}},
+    "factors": {"alpha": 1.3, "scaling_seqlen": 7, "attn_dim": 16, "linear_dim": 33, "batch": 1, "nheads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def bsa():
+    with interpreted("attnbench.kernels.hstu_bsa") as (module,):
+        yield module
+
+
+def of(**values):
+    values.pop("config", None)
+    return WORKLOAD.case({"batch": 2, "seqlen": 70, "nheads": 2, "attn_dim": 24, "linear_dim": 16, "dtype": "fp32",
+                          "mode": "bwd", "block_size": 16, "block_counts": 3} | values)
+
+
+def tensors_of(bsa, case, inputs):
+    return bsa.BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
+                          offsets_q=inputs.seq_offsets_q if case.delta_q else None, num_targets=inputs.num_targets)
+
+
+def run(bsa, case, inputs, backward=True, **cut):
+    """Every result of a call on poisoned buffers."""
+    tensors = tensors_of(bsa, case, inputs)
+    problem = bsa.problem_of(
+        tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=case.block_size,
+        block_counts=case.block_counts, alpha=case.alpha, scaling_seqlen=case.scaling_seqlen,
+        local_window=case.local_window, selection=case.selection, pairs=case.pairs)
+    config = replace(bsa.default_config(problem, (0, 0)), **CUT | cut)
+    device = torch.device("cpu")
+    out = torch.full((problem.queries, problem.heads, problem.linear_dim), torch.nan, dtype=problem.dtype)
+    blocks = torch.full((problem.queries, problem.list_heads, problem.block_counts), -9, dtype=torch.int32)
+    call = tensors.call(problem, config, out, blocks, poisoned(bsa.forward_workspace(problem, config, device)))
+    bsa.forward(call)
+    found = {"out": out, "blocks": blocks}
+    if backward:
+        own = {f"d{name}": torch.full_like(x, torch.nan) for name in ("q", "k", "v", "gates")
+               if (x := getattr(tensors, name)) is not None}
+        shapes = bsa.backward_shapes(problem, config)
+        bsa.backward(bsa.BsaGradients(call=call, dout=inputs.dout, workspace=poisoned(bsa.allocate(shapes, device)),
+                                      **{"dgates": None} | own))
+        found |= own
+    return found
+
+
+def poisoned(workspace):
+    for tensor in workspace.values():
+        tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
+    return workspace
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_gradients_and_selection_are_the_oracles(bsa, name):
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
+    found = run(bsa, case, inputs, **CASES[name].get("config", {}))
+    blocks = found.pop("blocks")
+    assert not oracle_bsa.selection_faults(case, inputs, blocks)
+    if case.dtype == "fp32":
+        assert torch.equal(blocks, oracle_bsa.select_blocks(case, inputs))
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)
+    plain = oracle_bsa.evaluate(case, inputs, dtype=inputs.q.dtype, draw=Draw(), blocks=blocks)
+    assert found.keys() == truth.keys()
+    for tensor, right in truth.items():
+        step = torch.finfo(inputs.q.dtype).eps * float(right.abs().max()) * (4 if case.dtype == "fp32" else 1)
+        allowed = 2 * float((plain[tensor].double() - right).abs().max()) + step
+        assert float((found[tensor].double() - right).abs().max()) <= allowed, tensor
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_ties_go_to_the_lower_block(bsa, dtype):
+    case = of(dtype=dtype, batch=1, nheads=1, mode="fwd")
+    found = run(bsa, case, make_inputs(case, seed=1, kind="zeros", device="cpu"), backward=False)
+    assert found["blocks"][69, 0].tolist() == [0, 1, 4]
+    assert found["blocks"][17, 0].tolist() == [0, 1, -1]
+    assert not found["out"].any()
+
+
+def test_ranked_by_score_and_not_by_its_silu(bsa):
+    case = of(batch=1, nheads=1, attn_dim=16, alpha=1.0, mode="fwd", block_counts=2)
+    inputs = make_inputs(case, seed=1, kind="zeros", device="cpu")
+    inputs.q[:, 0, 0] = 1.0
+    inputs.k[:16, 0, 0], inputs.k[16:32, 0, 0], inputs.k[32:48, 0, 0] = -9.0, -1.0, -5.0
+    assert run(bsa, case, inputs, backward=False)["blocks"][50, 0].tolist() == [1, 3]
+
+
+def test_all_blocks_selected_is_dense(bsa):
+    case = of(block_counts=5, gates=False, lengths="70:39", num_targets="3:0", nheads=1)
+    inputs = make_inputs(case, seed=2, kind="normal", device="cpu")
+    gates = torch.zeros(*inputs.q.shape[:2], 2)
+    gates[..., 1] = 1.0
+    found = run(bsa, replace(case, gates=True), replace(inputs, gates=gates))
+    truth = oracle.evaluate(case, inputs, dtype=torch.float64, draw=Draw())
+    for name, right in truth.items():
+        assert torch.allclose(found[name].double(), right, atol=1e-6), name
+
+
+def test_order_of_every_sum_is_the_same_whatever_runs_beside(bsa):
+    """The same bits in another schedule, another cut of the lists, and with another sequence before."""
+    case = of(block_counts=4, nheads=1)
+    inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
+    found = run(bsa, case, inputs)
+    again = run(bsa, case, inputs, schedule="passes", segments=2, chunk=32)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+    alone = of(block_counts=4, nheads=1, batch=1)
+    half = replace(inputs, seq_offsets=inputs.seq_offsets[:2], seq_offsets_q=inputs.seq_offsets_q[:2],
+                   **{name: getattr(inputs, name)[70:] for name in ("q", "k", "v", "gates", "dout")})
+    second = run(bsa, alone, half)
+    assert all(torch.equal(found[name][70:], second[name]) for name in found)
+
+
+def test_a_future_key_changes_nothing(bsa):
+    case = of(mode="fwd", local_window=9, nheads=1)
+    inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
+    before = run(bsa, case, inputs, backward=False)
+    inputs.k[45:70].mul_(-3)
+    inputs.v[45:70] += 7
+    after = run(bsa, case, inputs, backward=False)
+    for name in before:
+        assert torch.equal(before[name][:45], after[name][:45])
+        assert torch.equal(before[name][70:], after[name][70:])
+    assert not torch.equal(before["out"][45:70], after["out"][45:70])
+
+
+def test_lists_hold_for_each_block_its_queries_in_order(bsa):
+    case = of(batch=3, lengths="70:0:47", block_counts=4, nheads=1, mode="fwd")
+    inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
+    tensors = tensors_of(bsa, case, inputs)
+    problem = bsa.problem_of(tensors, max_seqlen=70, max_seqlen_q=70, block_size=16, block_counts=4, alpha=1.0,
+                             scaling_seqlen=1, local_window=None, selection="head", pairs=False)
+    config = replace(bsa.default_config(problem, (0, 0)), **CUT | {"chunk": 128, "segments": 8})
+    blocks = torch.empty(117, 1, 4, dtype=torch.int32)
+    workspace = poisoned(bsa.forward_workspace(problem, config, torch.device("cpu")))
+    bsa.forward(tensors.call(problem, config, torch.empty(117, 1, 16), blocks, workspace))
+    for number, (first, length) in enumerate(((0, 70), (70, 0), (70, 47))):
+        expected = []
+        starts = workspace["starts"][0, first // 16 + number:][:length // 16 + 1].tolist()
+        for block in range(length // 16):
+            assert starts[block] == len(expected)
+            expected += [t * 3 + s for t in range(length) for s in range(3)
+                         if blocks[first + t, 0, s] == block < t // 16]
+        assert starts[-1] == len(expected)
+        assert workspace["entries"][0, first * 3:][:len(expected)].tolist() == expected
+
+
+def test_gradients_reach_every_leaf_of_the_public_function(bsa):
+    case = of(num_targets=3, local_window=5, batch=1, nheads=1)
+    inputs = make_inputs(case, seed=2, kind="normal", device="cpu")
+    # Rows and heads of a wider tensor: only the last stride has to be 1.
+    wide = torch.cat([inputs.q, inputs.k, inputs.v], 2).repeat(1, 2, 1)[:, ::2]
+    q, k, v = (x.requires_grad_() for x in wide.split([24, 24, 16], 2))
+    gates = inputs.gates.clone().requires_grad_()
+    out, blocks = bsa.hstu_bsa_attention(
+        q, k, v, inputs.seq_offsets, 70, gates=gates, block_size=16, block_counts=3, local_window=5,
+        num_targets=inputs.num_targets, scaling_seqlen=case.scaling_seqlen, validate=True)
+    assert not blocks.requires_grad
+    grads = torch.autograd.grad(out, (q, k, v, gates), inputs.dout)
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw())
+    for name, found in zip(("out", "dq", "dk", "dv", "dgates"), (out, *grads), strict=True):
+        assert torch.allclose(found.double(), truth[name], atol=1e-6), name
+
+
+def test_a_session_of_the_backend_hands_over_what_the_check_asks_for(bsa):
+    from attnbench.backends.base import Config, Machine
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+    from attnbench.errors import Unsupported
+    from attnbench.workloads.hstu.work import sparse_work
+
+    case = of(batch=1, nheads=1)
+    inputs, other = (make_inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
+    backend = HstuBsaTriton(Config("small", CUT))
+    backend.check(case, Machine("cuda", (9, 0)))
+    with pytest.raises(Unsupported, match="hstu-bsa-triton: block_size=8 is not supported; one of 16, 32, 64, 128"):
+        backend.check(of(block_size=8), Machine("cuda", (9, 0)))
+    with backend.session(case, inputs) as launch:
+        launch.reload(other)
+        launch.forward()
+        launch.backward()
+        found = {name: x.clone() for name, x in launch.outputs().items()}
+        assert launch.executed_flops == sparse_work(case).flops
+        assert list(launch.phases) == ["pool", "select", "lists", "attend"]
+        launch.call("fwd-bwd")()
+        again = launch.outputs()
+    truth = oracle_bsa.evaluate(case, other, dtype=torch.float64, draw=Draw(), blocks=found.pop("blocks"))
+    for name, right in truth.items():
+        assert torch.allclose(found[name].double(), right, atol=1e-6), name
+        assert torch.equal(found[name], again[name])
+    shorts = [config.short for config in backend.configs(case)]
+    assert len({*shorts}) == len(shorts)
+    assert not any(mark in short for short in shorts for mark in ",[] ")
+
+
+WRONG = {
+    "block_size=24 is no power of two; one of 16, 32, 64, 128": {"block_size": 24},
+    "block_size=8 is not supported; one of 16, 32, 64, 128": {"block_size": 8},
+    "block_counts=17 is out of range; a whole number from 1 to 16": {"block_counts": 17},
+    "block_counts=6 is over the 5 blocks of 16 in 70 rows; at most 5": {"block_counts": 6},
+    "selection=all is not known; head or shared": {"selection": "all"},
+    "alpha=-1.0 would turn the ranking round; a finite number above 0": {"alpha": -1.0},
+    "local_window=0 cannot be used; a whole number from 1, or None": {"local_window": 0},
+    "gates.shape=(140, 2, 3) does not fit; (140, 2, 2)": {"gates": torch.ones(140, 2, 3)},
+    "gates.dtype=torch.float16 does not fit; torch.float32": {"gates": torch.ones(140, 2, 2).half()},
+    "k.dtype=torch.float16 does not fit; torch.float32, q's": {"k": torch.ones(140, 2, 24).half()},
+    "offsets[0]=1 is not the start; 0": {"offsets": torch.tensor([1, 70, 140])},
+    "offsets[2]=60 falls from 70; offsets that never fall": {"offsets": torch.tensor([0, 70, 60])},
+    "offsets[2]=139 is not the end of k; its 140 rows": {"offsets": torch.tensor([0, 70, 139])},
+    "max_seqlen=69 is under the 70 rows of sequence 0; at least 70": {"max_seqlen": 69},
+    "num_targets[1]=71 is out of range; from 0 to its 70 rows": {"num_targets": torch.tensor([0, 71])},
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_arguments_are_named_in_one_line(bsa, line):
+    inputs = make_inputs(of(), seed=1, kind="normal", device="cpu")
+    values = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "offsets": inputs.seq_offsets, "max_seqlen": 70,
+              "block_size": 16, "validate": True} | WRONG[line]
+    with pytest.raises(ValueError) as caught:
+        bsa.hstu_bsa_attention(values.pop("q"), values.pop("k"), values.pop("v"), **values)
+    assert str(caught.value) == f"hstu_bsa_attention: {line}"
+
+
+def test_every_knob_is_a_constant_of_some_launch():
+    """A field of the configuration that no launcher reads would tune nothing."""
+    from attnbench.kernels import hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
+
+    modules = (hstu_bsa_forward, hstu_bsa_backward, hstu_bsa_plan)
+    sources = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
+    for field in fields(hstu_bsa_plan.BsaConfig):
+        assert any(f"{owner}.{field.name}" in sources for owner in ("c", "config")), field.name

@@ -1,0 +1,149 @@
+"""The shipped defaults of the block-sparse HSTU kernels, compiled ahead of time, and the workspace they state."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
+
+from .aot import NO_OLDEST, compile_with, recorded, tritons
+
+PRODUCTS = {"hstu_bsa_select", "hstu_bsa_select_shared", "hstu_bsa_ticket", "hstu_bsa_grad_means",
+            "hstu_bsa_grad_keys", "hstu_bsa_grad_rows"}
+"Kernels of the default schedule that multiply matrices."
+
+SHAPES = {
+    "128": {"heads": 4, "attn_dim": 128, "linear_dim": 128},
+    "64": {"heads": 8, "attn_dim": 64, "linear_dim": 64},
+    "256": {"heads": 4, "attn_dim": 256, "linear_dim": 256},
+    "rich": {"heads": 4, "attn_dim": 128, "linear_dim": 128, "local_window": 256, "gates": 3, "has_targets": True,
+             "has_cache": True, "shared": True, "pairs": True},
+    "fp32": {"heads": 8, "attn_dim": 32, "linear_dim": 64, "dtype": torch.float32},
+}
+CHOSEN = {
+    (90, "128"): {"pool", "rank", "select", "ticket", "grad_means", "grad_keys", "grad_rows"},
+    (90, "64"): {"select", "ticket", "grad_keys", "grad_rows"},
+    (90, "rich"): {"select_shared", "ticket", "grad_rows"},
+    (90, "256"): {"select", "ticket", "grad_keys"},
+    (90, "fp32"): {"select", "ticket", "grad_keys"},
+    (80, "128"): {"select", "ticket", "grad_keys"},
+    (100, "128"): {"select", "ticket", "grad_keys"},
+}
+"What is compiled: each kernel, each card, and the shapes that press on registers; a kernel takes a second."
+
+
+def problem(**values):
+    return hstu_bsa_plan.BsaProblem(**{
+        "batch": 64, "queries": 524288, "keys": 524288, "max_seqlen": 8192, "max_seqlen_q": 8192,
+        "dtype": torch.bfloat16, "block_size": 32, "block_counts": 4, "local_window": 0, "gates": 2, "alpha": 0.1,
+        "scaling_seqlen": 8192, "shared": False, "pairs": False, "has_targets": False, "has_cache": False} | values)
+
+
+def jobs_of(name, card):
+    """The chosen launches of forward and backward of a shape, on tensors without memory."""
+    p = problem(**SHAPES[name])
+
+    def empty(*shape, dtype=p.dtype):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k, v = empty(p.queries, p.heads, p.attn_dim), empty(p.keys, p.heads, p.attn_dim), empty(
+        p.keys, p.heads, p.linear_dim)
+    offsets = empty(p.batch + 1, dtype=torch.int64)
+    tensors = hstu_bsa.BsaTensors(q=q, k=k, v=v, gates=empty(p.queries, p.heads, p.gates), offsets=offsets,
+                                  offsets_q=offsets if p.has_cache else None,
+                                  num_targets=offsets[:-1] if p.has_targets else None)
+    out, blocks = empty(p.queries, p.heads, p.linear_dim), empty(p.queries, p.list_heads, 4, dtype=torch.int32)
+    config = hstu_bsa.default_config(p, (card // 10, card % 10))
+    call = tensors.call(p, config, out, blocks, hstu_bsa.forward_workspace(p, config, q.device))
+    gradients = hstu_bsa.BsaGradients(
+        call=call, dout=out, dq=q, dk=k, dv=v, dgates=tensors.gates,
+        workspace=hstu_bsa.allocate(hstu_bsa.backward_shapes(p, config), q.device))
+    found = []
+    for module, launch, argument in ((hstu_bsa_forward, hstu_bsa.forward, call),
+                                     (hstu_bsa_backward, hstu_bsa.backward, gradients)):
+        kernels = [kernel for kernel in vars(module) if re.match("hstu_bsa_", kernel)]
+        with recorded(module, *kernels, capability=card) as jobs:
+            launch(argument)
+        # The backward's passes launch the same kernels again and again.
+        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}") for job in jobs
+                  if job.kernel.split(":hstu_bsa_")[1] in CHOSEN[card, name]}.values()
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compile_with(tritons(), [job for card, name in CHOSEN for job in jobs_of(name, card)])
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+@pytest.mark.parametrize(("card", "name"), CHOSEN)
+def test_defaults_compile_without_spills_and_on_tensor_cores(compiled, version, card, name):
+    if version not in compiled:
+        pytest.skip(NO_OLDEST)
+    found = {label.split()[1]: one for label, one in compiled[version].items()
+             if label.startswith(f"{name} ") and label.endswith(f" {card}")}
+    assert found.keys() == {f"hstu_bsa_{kernel}" for kernel in CHOSEN[card, name]}
+    assert {kernel: one.spills for kernel, one in found.items() if one.spills} == {}
+    assert not [kernel for kernel, one in found.items() if one.serialized]
+    if SHAPES[name].get("dtype") != torch.float32:
+        assert {kernel for kernel, one in found.items() if one.tensor_core} == PRODUCTS & found.keys()
+
+
+def test_no_buffer_grows_with_pairs_of_queries_and_blocks():
+    """Twice the length at the same tokens: every buffer stays as large, but for what is left over of a pair."""
+    def sizes(length):
+        p = problem(**SHAPES["128"], batch=524288 // length, max_seqlen=length, max_seqlen_q=length)
+        config = hstu_bsa.default_config(p, (9, 0))
+        return hstu_bsa_plan.bytes_of(hstu_bsa_plan.saved_shapes(p, config)) + sum(
+            hstu_bsa_plan.bytes_of({name: shape}) for name, shape in hstu_bsa_plan.forward_shapes(p, config).items()
+            if name != "partial")
+
+    assert sizes(32768) <= sizes(2048) * 1.001
+
+
+@pytest.mark.parametrize("length", [512, 1024, 4096, 16384])
+@pytest.mark.parametrize("batch", [1, 32])
+def test_workspace_is_less_than_one_copy_of_the_scores(length, batch):
+    p = problem(**SHAPES["128"], batch=batch, queries=batch * length, keys=batch * length, max_seqlen=length,
+                max_seqlen_q=length)
+    config = hstu_bsa.default_config(p, (9, 0))
+    shapes = hstu_bsa_plan.saved_shapes(p, config) | hstu_bsa_plan.forward_shapes(p, config)
+    assert hstu_bsa_plan.bytes_of(shapes) < p.units * length * length * p.item
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "hstu.md"
+
+
+@pytest.mark.parametrize("name", ["128", "64", "256"])
+def test_workspace_is_what_the_docs_say(name):
+    """The formula of docs/hstu.md, read from there and worked out, is what is allocated, within a percent."""
+    section = DOCS.read_text(encoding="utf-8").split("## Memory of hstu-bsa-triton")[1]
+    formulas = dict(re.findall(r"^\| (\w[\w ]*) \| `([^`]+)` \|", section, re.MULTILINE))
+    p = problem(**SHAPES[name])
+    config = hstu_bsa.default_config(p, (9, 0))
+    _, ring = hstu_bsa_plan.in_flight(p, config)
+    numbers = {"I": p.item, "B": p.block_size, "S": p.block_counts, "D": p.attn_dim, "Dv": p.linear_dim,
+               "N": p.max_seqlen, "rows": config.attend_rows, "segments": config.segments, "ring": ring,
+               "pairs": hstu_bsa_plan.pairs_of_pass(p, p.attn_dim, config)}
+    tokens = p.queries * p.heads
+    saved, forward = hstu_bsa_plan.saved_shapes(p, config), hstu_bsa_plan.forward_shapes(p, config)
+    backward = hstu_bsa_plan.backward_shapes(p, config)
+
+    def size(shapes, *names):
+        return hstu_bsa_plan.bytes_of({key: shapes[key] for key in names})
+
+    expected = {
+        "means": size(saved, "means_k", "means_v") / tokens,
+        "lists": (size(saved, "entries", "starts") + size(forward, "ranks", "counts", "tiles")) / tokens,
+        "partial rows": size(forward, "partial"),
+        "gradients of means": size(backward, "dmeans_k", "dmeans_v") / tokens,
+        "partial gradients": size(backward, "partial_dq", "partial_dgate"),
+    }
+    assert formulas.keys() == expected.keys()
+    for kind, formula in formulas.items():
+        assert eval(formula, {"__builtins__": {}}, numbers) == pytest.approx(expected[kind], rel=0.01), kind
