@@ -85,6 +85,15 @@ def test_seed_003s_table_of_several_captures(attnbench):
     assert ["direct_copy_kernel_cuda", "(times)", "2", "2"] in rows
 
 
+def test_captures_are_read_without_torch(attnbench, no_torch):
+    made.nsys_sqlite(Path("x.sqlite"))
+    Path("y.csv").write_text(made.ncu_raw())
+    made.write_trace(Path("z.json"))
+    said = attnbench("profile --from x.sqlite --from y.csv --from z.json")
+    assert (said.code, said.err) == (0, "")
+    assert "counters (ncu)" in said.out
+
+
 def test_captures_of_one_name_are_numbered(attnbench):
     made.nsys_sqlite(Path("x.sqlite"))
     said = attnbench("profile --from x.sqlite --from x.sqlite --table categories")

@@ -51,10 +51,24 @@ def test_what_we_wrote_comes_back_and_is_sorted_anew(tmp_path, rules):
 
 
 @pytest.mark.parametrize("name", ["x.nsys-rep", "x.qdrep"])
-def test_a_report_that_only_nsys_reads(tmp_path, rules, name):
+def test_a_report_that_only_nsys_reads(tmp_path, rules, name, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("attnbench.machine.tools.FOLDERS", ())
     path = tmp_path / name
     path.write_bytes(b"\x01\x02")
     with pytest.raises(Unavailable, match=f"nsys export --type sqlite {name}"):
+        sources.read(path, rules)
+
+
+def test_a_report_where_nsys_is(tmp_path, rules, fake_tools):
+    path = tmp_path / "profile_fa.nsys-rep"
+    path.write_bytes(b"synthetic")
+    (found,) = sources.read(path, rules)
+    assert (found.name, found.source, found.tool_version) == ("fa", "profile_fa.nsys-rep", "2025.5.1.121")
+    assert found.idle_ms == pytest.approx(0.001)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["calls.log", "profile_fa.nsys-rep"]
+    path.write_bytes(b"half")
+    with pytest.raises(RunFileError, match=r"was not exported.*the report is damaged"):
         sources.read(path, rules)
 
 

@@ -147,7 +147,7 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
     """
     from attnbench.profile.everything import LAUNCHES, profile_all
     from attnbench.profile.folder import open_folder
-    from attnbench.profile.take import probe
+    from attnbench.profile.take import check_device
 
     request = _request(plan)
     if plan.args.dry_run:
@@ -157,7 +157,7 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
             jobs = [dataclasses.replace(request.job, launches=request.launches or LAUNCHES[tool])]
             _show_commands(plan, tool, jobs, ["flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"])
         return None
-    probe("torch", plan.run.settings.device)  # where it cannot work, there is no GPU for the others either
+    check_device("all", plan.run.settings.device)
     folder = open_folder(plan.args.out, force=plan.args.force)
     done = profile_all(request, folder, rules, told=lambda file: Output().note(f"profile all: {file}"),
                        points=plan.points)

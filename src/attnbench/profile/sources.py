@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import tempfile
 from pathlib import Path
 
 from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
+from attnbench.machine.tools import find_program
 from attnbench.profile import capture, ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
+from attnbench.profile.running import reason, run
 
 HEAD = 1 << 16
 NCU_MAGIC = b"NVR\0"
 """First bytes of an ncu report."""
 
-SUFFIXES = re.compile(r"(\.(ncu-rep|sqlite|csv|tsv|txt|log|json|gz|pt|trace))+$")
+SUFFIXES = re.compile(r"(\.(ncu-rep|nsys-rep|qdrep|sqlite|csv|tsv|txt|log|json|gz|pt|trace))+$")
+EXPORT_S = 600.0
 NSYS = (".nsys-rep", ".qdrep")
 ACCEPTED = ("an .ncu-rep, ncu's CSV (--page raw --csv), nsys's SQLite export, what `nsys stats` printed, a trace of "
             "torch.profiler, or what attnbench profile --json wrote")
@@ -43,11 +48,27 @@ def read(path: str | Path, rules: Categories) -> tuple[Capture, ...]:
     if path.suffix == ".ncu-rep" or head.startswith(NCU_MAGIC):
         return (ncu_rep.parse(path, name=name, rules=rules),)
     if path.suffix in NSYS:
-        raise Unavailable(refusal("nsys", "capture", path.name, "is in a format that only nsys reads", "its SQLite "
-                                  "export", f"where nsys is: nsys export --type sqlite {path.name}"))
+        return (_exported(path, name, rules),)
     if head.startswith(torch_trace.GZIP):
         return (torch_trace.parse(path, name=name, rules=rules),)
     return _text(path, head, name, rules)
+
+
+def _exported(path: Path, name: str, rules: Categories) -> Capture:
+    """A report of nsys, through the nsys that is here."""
+    nsys = find_program("nsys")
+    if nsys.reason is not None or nsys.path is None:
+        raise Unavailable(refusal("nsys", "capture", path.name, "is in a format that only nsys reads", "its SQLite "
+                                  "export", f"where nsys is: nsys export --type sqlite {path.name}"))
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+        database = Path(folder) / f"{path.stem}.sqlite"
+        done = run([nsys.path, "export", "--type=sqlite", f"--output={database}", str(path.absolute())],
+                   timeout_s=EXPORT_S, log=Path(folder) / "log")
+        if not done.ok or not database.is_file():
+            wrong = f"was not exported ({reason('nsys', done, EXPORT_S)})"
+            raise RunFileError(refusal("nsys", "capture", path.name, wrong, "a report of this nsys or an older one"))
+        found = nsys_sqlite.parse(database, name=name, rules=rules)
+    return dataclasses.replace(found, source=path.name, tool_version=nsys.version)
 
 
 def _head(path: Path) -> bytes:
@@ -85,8 +106,6 @@ def _encoding(head: bytes) -> str:
 
 
 def _own(path: Path, rules: Categories) -> tuple[Capture, ...]:
-    import dataclasses
-
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

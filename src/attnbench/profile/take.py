@@ -63,15 +63,24 @@ class Taken:
     "backends that were not launched, with reasons"
 
 
+def check_device(tool: str, device: str) -> None:
+    """Refuse a device that no tool can profile.
+
+    Raises:
+        Unavailable: it is a CPU.
+    """
+    if device.startswith("cpu"):
+        raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
+                                  "--from CAPTURE reads one taken elsewhere"))
+
+
 def probe(tool: str, device: str) -> Profiler:
     """Find a profiler that may work.
 
     Raises:
         Unavailable: there is no GPU to profile, or the tool does not answer.
     """
-    if device.startswith("cpu"):
-        raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
-                                  "--from CAPTURE reads one taken elsewhere"))
+    check_device(tool, device)
     if tool == "torch":
         import torch
 
