@@ -298,10 +298,10 @@ def test_the_progress_bar_keeps_its_count_however_narrow(width):
 def test_the_list_of_backends_says_version_record_and_what_installs_it(attnbench, no_torch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     lines = attnbench("list backends").out.splitlines()
-    assert lines[0].split() == ["name", "installed", "tested", "on", "install"]
-    assert re.fullmatch(r"eager +\d+\.\d+\S* +\S.*?", lines[1].rstrip())
-    missing = next(line for line in lines if re.match(r"\S+ +no ", line))
-    assert re.fullmatch(r"\S+ +no +\S.* pip install [^{}]+", missing)
+    assert lines[0].split() == ["name", "workload", "installed", "tested", "on", "install"]
+    assert re.fullmatch(r"eager +attention +\d+\.\d+\S* +\S.*?", lines[1].rstrip())
+    missing = next(line for line in lines if re.match(r"\S+ +\S+ +no ", line))
+    assert re.fullmatch(r"\S+ +attention +no +\S.* pip install [^{}]+", missing)
 
 
 CLOSED = "{ " + shlex.quote(sys.executable) + " -m attnbench %s; }"
