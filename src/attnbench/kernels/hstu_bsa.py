@@ -15,18 +15,19 @@ kernels are held against is `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ran
     hstu_bsa_lists    for each block its queries, sorted    traffic of the indices
     hstu_bsa_attend   listed blocks, nearby keys, the sum   reads Q, K, V, O, writes O; partial rows stay in the L2
 
-So HBM sees 9 tensors of the size of Q (the sketch this replaces: 24).  Traffic predicted for a card of 4.3 TB/s HBM,
-5.5 TB/s L2 and 400 TFLOP/s of products, at 524,288 tokens, bf16, block 32, 4 blocks, in ms; not measured yet:
+So HBM sees 9 tensors of the size of Q (the sketch this replaces: 24); L2 sees some 16 of them in attend alone, which
+bounds it.  Predicted from traffic and products for a card of 4.3 TB/s HBM, 6 TB/s L2 and 400 TFLOP/s, at 524,288
+tokens, bf16, block 32, 4 blocks, in ms; not measured yet:
 
     H, D         N       pool   select   lists   attend   total
-    4, 128       2048    0.27   0.3      0.1     1.3      2.0
-    4, 128       4096    0.27   0.4      0.1     1.3      2.1
-    4, 128       8192    0.27   0.6      0.1     1.3      2.3
-    4, 128       16384   0.27   1.1      0.1     1.4      2.9
-    8, 64        2048    0.27   0.4      0.2     1.3      2.2
-    8, 64        8192    0.27   0.8      0.2     1.3      2.6
-    8, 64        16384   0.27   1.5      0.2     1.4      3.4
-    8, 32→64     8192    0.20   0.7      0.2     1.0      2.1
+    4, 128       2048    0.27   0.3      0.1     1.5      2.2
+    4, 128       4096    0.27   0.4      0.1     1.5      2.3
+    4, 128       8192    0.27   0.6      0.1     1.5      2.5
+    4, 128       16384   0.27   1.1      0.1     1.6      3.1
+    8, 64        2048    0.27   0.4      0.2     1.5      2.4
+    8, 64        8192    0.27   0.8      0.2     1.5      2.8
+    8, 64        16384   0.27   1.5      0.2     1.6      3.6
+    8, 32→64     8192    0.20   0.7      0.2     1.2      2.3
 
 The selection is a constant of the gradients.  Forward and backward have one order for every sum: the same bits each
 time.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16

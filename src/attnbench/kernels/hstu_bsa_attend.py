@@ -213,7 +213,7 @@ def hstu_bsa_ticket(
     place = ticket - step * (tiles + row_tiles)
     attended = progress_ptr + 1
     finished = attended + units
-    size = slot_rows.to(tl.int64) * LINEAR_DIM
+    size = tl.cast(slot_rows, tl.int64) * LINEAR_DIM
     if place < tiles:
         if step < units:
             if step >= ring:

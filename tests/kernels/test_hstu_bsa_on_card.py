@@ -1,0 +1,109 @@
+"""Block-sparse HSTU kernels on a card: every precision, both schedules, odd lengths, the same bits, CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench.backends.base import Config
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
+from attnbench.workloads.hstu.inputs import make_inputs
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "bf16": {"dtype": "bf16"},
+    "fp16": {"dtype": "fp16"},
+    "fp32": {"dtype": "fp32"},
+    "many": {"batch": 40, "seqlen": 300, "lengths": "zipf", "nheads": 3},
+    "jagged": {"batch": 7, "lengths": "1000:0:1:31:32:33:999", "num_targets": "20:0:1:2:32:0:7", "local_window": 70},
+    "cached": {"batch": 3, "lengths": "1000:6:410", "num_targets": "3:6:0", "delta_q": 50, "gates": False},
+    "shared": {"selection": "shared", "num_targets": 3, "pairs": True},
+    "dims": {"attn_dim": 40, "linear_dim": 200, "block_size": 16, "block_counts": 16},
+    "large": {"attn_dim": 256, "linear_dim": 256, "block_size": 128, "block_counts": 3},
+    "few": {"block_counts": 1, "block_size": 64},
+    "narrow": {"attn_dim": 32, "linear_dim": 64, "nheads": 8},
+}
+
+
+def of(**values):
+    return WORKLOAD.case({"batch": 3, "seqlen": 1000, "nheads": 2, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16",
+                          "mode": "fwd-bwd", "block_size": 32, "block_counts": 4} | values)
+
+
+def results(case, inputs, **values):
+    """What the last of three calls left; the first two on other numbers."""
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+
+    others = make_inputs(case, seed=9, kind="normal", device="cuda")
+    with HstuBsaTriton(Config("it", values)).session(case, others) as it:
+        call = it.call("fwd-bwd")
+        call()
+        call()
+        it.reload(inputs)
+        call()
+        return {name: x.clone() for name, x in it.outputs().items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_are_the_oracles(name):
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    found = results(case, inputs)
+    blocks = found.pop("blocks")
+    assert not oracle_bsa.selection_faults(case, inputs, blocks)
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)
+    plain = oracle_bsa.evaluate(case, inputs, dtype=inputs.q.dtype, draw=Draw(), blocks=blocks)
+    for tensor, right in truth.items():
+        steps = 16 if case.dtype == "fp32" else 1
+        step = steps * torch.finfo(inputs.q.dtype).eps * float(right.abs().max())
+        allowed = (2 if tensor == "out" else 4) * float((plain[tensor].double() - right).abs().max()) + step
+        assert float((found[tensor].double() - right).abs().max()) <= allowed, tensor
+
+
+@pytest.mark.parametrize("name", ["bf16", "many", "jagged", "shared"])
+def test_the_same_bits_each_time_and_in_every_schedule(name):
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    first = results(case, inputs)
+    for values in ({}, {"programs_ahead": 1}, {"programs_ahead": 10000}, {"schedule": "passes", "pass_mib": 1},
+                   {"schedule": "passes"}):
+        again = results(case, inputs, **values)
+        assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
+
+
+def test_a_graph_replays_the_call():
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+
+    case = of()
+    one, two = (make_inputs(case, seed=seed, kind="normal", device="cuda") for seed in (1, 2))
+    with HstuBsaTriton().session(case, one) as launch:
+        call = launch.call("fwd-bwd")
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        launch.reload(two)
+        call()
+        expected = {name: x.clone() for name, x in launch.outputs().items()}
+        for x in launch.outputs().values():
+            x.fill_(-1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, expected[name]) for name, x in launch.outputs().items())
+
+
+def test_a_block_chosen_by_all_is_many_tiles():
+    """Every query chooses the same three blocks: as right as any, and not many times slower."""
+    case = of(batch=2, seqlen=4096, gates=False)
+    inputs = make_inputs(case, seed=1, kind="normal", device="cuda")
+    inputs.q[..., 0], inputs.k[..., 0] = 8.0, 0.0
+    inputs.k[:96, :, 0] = 4.0
+    inputs.k[4096:4096 + 96, :, 0] = 4.0
+    found = results(case, replace(inputs))
+    assert (found["blocks"][200:4096, :, :3].cpu() == torch.tensor([0, 1, 2])).all()
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float32, draw=Draw(), blocks=found["blocks"])["out"]
+    assert float((found["out"].float() - truth).abs().max()) <= 0.02 * float(truth.abs().max())
