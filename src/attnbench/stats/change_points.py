@@ -49,8 +49,6 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
-import numpy as np
-
 FEWEST = 12
 """Runs below which no change is looked for: their noise is not known well enough."""
 
@@ -72,9 +70,6 @@ STRONGEST = 0.8
 
 _EVERY = 64
 """Starts added between two prunings."""
-
-_TOO_SHORT: Any = np.triu(np.ones((SHORTEST, SHORTEST), dtype=bool), 1)
-"""Of the latest starts (columns), which lie too near to the next ends (rows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +101,8 @@ def change_points(values: Sequence[float], *, least_change: float = LEAST_CHANGE
     Raises:
         ValueError: a value is not positive and finite.
     """
+    import numpy as np
+
     if not all(0.0 < value < math.inf for value in values):
         raise ValueError("a value is not positive and finite: it has no logarithm")
     if len(values) < FEWEST:
@@ -130,6 +127,8 @@ def segment(values: Any, penalty: float) -> list[int]:
     Returns:
         Indices at which a new level begins; every level has at least `SHORTEST` values.
     """
+    import numpy as np
+
     count = len(values)
     sums = np.concatenate([[0.0], np.cumsum(values - np.median(values))])
     # cost[t]: least cost of the first t values, without their sum of squares, which every way to cut has.
@@ -156,11 +155,17 @@ class _Candidates:
     means (low, high) for which no later start is cheaper; once that is empty it will never be the best."""
 
     def __init__(self) -> None:
+        import numpy as np
+
+        # Of the latest starts (columns), which lie too near to the next ends (rows).
+        self._too_short: Any = np.triu(np.ones((SHORTEST, SHORTEST), dtype=bool), 1)
         self._rows = np.empty((5, 4 * _EVERY))
         self._count = self._pruned = self._leader = 0
 
     def add(self, first: int, stop: int, cost: Any, sums: Any) -> None:
         """Let levels begin at `first` up to before `stop`."""
+        import numpy as np
+
         if self._count - self._pruned >= _EVERY:
             self._prune()
         if self._count + SHORTEST > self._rows.shape[1]:
@@ -172,18 +177,22 @@ class _Candidates:
 
     def best(self, ends: Any, totals: Any) -> tuple[Any, Any]:
         """Of each end (consecutive numbers) the cheapest start of a level that ends there, and the cost up to it."""
+        import numpy as np
+
         starts, costs, sums = self._rows[:3, : self._count]
         rise = totals[:, None] - sums
         rise *= rise
         rise /= starts - ends[:, None]
         rise += costs
         if self._count > SHORTEST:  # the latest starts would make too short a level
-            rise[:, -SHORTEST:][_TOO_SHORT[: len(ends)]] = math.inf
+            rise[:, -SHORTEST:][self._too_short[: len(ends)]] = math.inf
         places = rise.argmin(axis=1)
         self._leader = int(places[-1])
         return starts[places], rise[np.arange(len(ends)), places]
 
     def _prune(self) -> None:
+        import numpy as np
+
         rows = self._rows[:, : self._count]
         low, high = self._cheaper(slice(None), slice(self._pruned, self._count))
         np.maximum(rows[3], low.max(axis=1), out=rows[3])
@@ -201,6 +210,8 @@ class _Candidates:
 
         All means where the other is not later.
         """
+        import numpy as np
+
         starts, costs, totals = self._rows[:3, : self._count]
         length = starts[None, others] - starts[some, None]
         later = length > 0
@@ -215,6 +226,8 @@ class _Candidates:
 
 def _without_outliers(logs: Any) -> Any:
     """Each value drawn in to a bounded distance from the median of its neighbours."""
+    import numpy as np
+
     window = min(WINDOW, len(logs) - 1 + len(logs) % 2)
     padded = np.pad(logs, window // 2, mode="symmetric")
     middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
@@ -225,6 +238,8 @@ def _without_outliers(logs: Any) -> Any:
 
 def _long_run_variance(values: Any) -> float:
     """Variance of a mean of many neighbours, times how many: the variance where neighbours are independent."""
+    import numpy as np
+
     near, far = _power(np.diff(values)), _power(values[2:] - values[:-2])
     likeness = min(max(far / near - 1.0, 0.0), STRONGEST) if near > 0.0 else 0.0
     largest = max(near * (1.0 + likeness) / (1.0 - likeness) ** 2, far)
@@ -239,6 +254,8 @@ def _long_run_variance(values: Any) -> float:
 
 def _power(differences: Any) -> float:
     """Half the mean square of differences without the largest, as if they were normal: the variance of one term."""
+    import numpy as np
+
     squares = np.sort(differences**2)
     count = len(squares)
     left_out = min(max(2, math.ceil(TRIMMED * count)), count // 3)
@@ -250,6 +267,8 @@ def _power(differences: Any) -> float:
 
 def _without_small(logs: Any, cuts: list[int], least: float) -> list[int]:
     """Drop changes that are too small to matter, the smallest first, levels growing together."""
+    import numpy as np
+
     while cuts:
         levels = [float(np.median(part)) for part in np.split(logs, cuts)]
         steps = [abs(after - before) for before, after in pairwise(levels)]
