@@ -31,33 +31,33 @@ def ranking_rows(rows, position, seen):
 
 @triton.jit
 @no_type_check
-def rank_tile(best, scores, blocks, local, BITS: tl.constexpr, MASKED: tl.constexpr):
-    """Fold the scores [rows, blocks] of blocks before the local one into the lists."""
-    keys = keys_of(scores, blocks[None, :], BITS)
+def rank_tile(best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr,
+              MASKED: tl.constexpr):
+    """Fold the scores [ROWS, BLOCKS] of blocks before the local one into the lists."""
+    keys = keys_of(scores, start, BLOCKS, BITS)
     if MASKED:
-        keys = tl.where(blocks[None, :] < local[:, None], keys, least(BITS))
-    return fold_tile(best, keys, BITS)
+        keys = tl.where((start + tl.arange(0, BLOCKS))[None, :] < local[:, None], keys, least(BITS))
+    return fold_tile(best, keys, ROWS, BLOCKS, BITS)
 
 
 @triton.jit
 @no_type_check
 def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, local, half_alpha,
                 ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-                BLOCKS: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, TANH: tl.constexpr,
+                ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, TANH: tl.constexpr,
                 MASKED: tl.constexpr):
     """Weigh and rank the blocks from `start` on."""
     means = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, not MASKED)
-    blocks = start + tl.arange(0, BLOCKS)
     scores = tl.dot(q, tl.trans(means), input_precision="ieee")
     weights = silu(scores, half_alpha, TANH)
     if MASKED:
-        weights = tl.where(blocks[None, :] < visible[:, None], weights, 0.0)
+        weights = tl.where((start + tl.arange(0, BLOCKS))[None, :] < visible[:, None], weights, 0.0)
     means_of_v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, not MASKED)
     acc = tl.dot(weights.to(q.dtype), means_of_v, acc, input_precision="ieee")
     if len(best) > 0:
         if PAIRS:
             scores = tl.dot(ranker, tl.trans(means), input_precision="ieee")
-        best = rank_tile(best, scores, blocks, local, BITS, MASKED)
+        best = rank_tile(best, scores, start, local, ROWS, BLOCKS, BITS, MASKED)
     return acc, best
 
 
@@ -104,10 +104,10 @@ def hstu_bsa_select(
     end = complete_seen(last, seen, BLOCK_SIZE)
     for block in range(0, split, BLOCKS):
         acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
-                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, BITS, PAIRS, TANH, False)
+                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, False)
     for block in range(split, end, BLOCKS):
         acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
-                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, BITS, PAIRS, TANH, True)
+                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, True)
 
     gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
     out_row = heads * LINEAR_DIM
@@ -152,6 +152,6 @@ def hstu_bsa_select_shared(
                 means = load_rows(means_k_ptr + (wide * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM, block, end,
                                   ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
                 scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
-            best = rank_tile(best, scores, block + tl.arange(0, BLOCKS), local, BITS, True)
+            best = rank_tile(best, scores, block, local, ROWS, BLOCKS, BITS, True)
     store_blocks(blocks_ptr + query_start * COUNTS, best, rows, queries, first_query, seen, COUNTS, BLOCK_SIZE, BITS,
                  COUNTS)

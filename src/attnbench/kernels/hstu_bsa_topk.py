@@ -29,14 +29,14 @@ def least(BITS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def keys_of(scores, blocks, BITS: tl.constexpr):
-    """Key of each score and block."""
+def keys_of(scores, start, BLOCKS: tl.constexpr, BITS: tl.constexpr):
+    """Keys of the scores [rows, BLOCKS] of the blocks from number `start` on."""
     bits = scores.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     if BITS == 32:
-        return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - blocks).to(tl.int64)
+        return (bits.to(tl.int64) << 32) | ((0x7FFFFFFF - start) - tl.arange(0, BLOCKS)).to(tl.int64)[None, :]
     else:
-        return (bits & -(2**BITS)) | (2**BITS - 1 - blocks)
+        return (bits & -(2**BITS)) | ((2**BITS - 1 - start) - tl.arange(0, BLOCKS))[None, :]
 
 
 @triton.jit
@@ -73,13 +73,23 @@ def insert(best, key):
 
 @triton.jit
 @no_type_check
-def fold_tile(best, keys, BITS: tl.constexpr):
-    """Fold a tile of keys [rows, columns] into the lists."""
+def fold_tile(best, keys, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr):
+    """Fold a tile of keys [ROWS, BLOCKS] into the lists.
+
+    Neighbours are put in order first: then only the better ones are searched, and one taken is followed by its
+    neighbour.
+    """
+    first, second = tl.split(tl.reshape(keys, [ROWS, BLOCKS // 2, 2]))
+    better = tl.maximum(first, second)
+    worse = tl.minimum(first, second)
     for i in tl.static_range(len(best)):
-        top = tl.max(keys, 1)
-        if i + 1 < len(best):
-            keys = tl.where(keys == top[:, None], least(BITS), keys)
+        top = tl.max(better, 1)
         best = insert(best, top)
+        if i + 1 < len(best):
+            taken = better == top[:, None]
+            better = tl.where(taken, worse, better)
+            if i + 2 < len(best):
+                worse = tl.where(taken, least(BITS), worse)
     return best
 
 
