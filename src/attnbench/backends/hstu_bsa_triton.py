@@ -54,6 +54,9 @@ class HstuBsaTriton(HstuBackend):
         for rows, finish, warps in ((64, 32, 4), (64, 64, 8), (128, 64, 8), (128, 128, 8)):
             yield Config(f"a{rows}f{finish}w{warps}",
                          {"attend_rows": rows, "finish_rows": finish, "attend_warps": warps})
+        for registers in (128, 168):
+            yield Config(f"sr{registers}", {"select_registers": registers})
+            yield Config(f"ar{registers}", {"attend_registers": registers})
         for ahead in (192, 1024):
             yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
 

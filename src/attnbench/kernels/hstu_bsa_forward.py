@@ -112,7 +112,7 @@ def select(call: BsaCall) -> None:
     p, c = call.problem, call.config
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
     cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
-           "BITS": p.index_bits, "num_warps": c.select_warps, "num_stages": c.select_stages}
+           "BITS": p.index_bits, **_options(c.select_warps, c.select_stages, c.select_registers)}
     sizes = {"heads": p.heads, "tiles": tiles, "mean_rows": p.mean_rows}
     if not p.units * tiles:
         return
@@ -161,11 +161,11 @@ def attend(call: BsaCall) -> None:
         units = min(step, p.units - first)
         if p.others and tiles:
             hstu_bsa_attend[(units * tiles,)](**_lists_of(call), **_attend_cut(call), first_unit=first, tiles=tiles,
-                                              **_common(call), **_options(c))
+                                              **_common(call))
         # Without other blocks there are no partial rows, and their pointer is not read.
         hstu_bsa_finish[(units * row_tiles,)](
             partial_ptr=call.workspace.get("partial", call.out), **_finish_cut(call), first_unit=first,
-            tiles=row_tiles, **_common(call), **_options(c))
+            tiles=row_tiles, **_common(call))
 
 
 def _ticket(call: BsaCall) -> None:
@@ -177,14 +177,14 @@ def _ticket(call: BsaCall) -> None:
     cut["FINISH_ROWS"], cut["ROWS"] = c.finish_rows, c.attend_rows
     hstu_bsa_ticket[((p.units + lag) * (tiles + row_tiles),)](
         **_lists_of(call), **cut, **call.tensors("progress"), units=p.units, lag=lag, ring=ring, tiles=tiles,
-        row_tiles=row_tiles, **_common(call), **_options(c))
+        row_tiles=row_tiles, **_common(call))
 
 
 def _common(call: BsaCall) -> dict[str, Any]:
-    p = call.problem
+    p, c = call.problem, call.config
     return {**call.tensors("q", "k", "v"), **call.sequences(), **call.strides("q", "k", "v"), "heads": p.heads,
             "slot_rows": p.slot_rows, **call.factors(), **call.dims(), **call.flags(), "OTHERS": p.others,
-            "TANH": call.config.silu == "tanh"}
+            "TANH": c.silu == "tanh", **_options(c.attend_warps, c.attend_stages, c.attend_registers)}
 
 
 def _lists_of(call: BsaCall) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _finish_cut(call: BsaCall) -> dict[str, Any]:
             "ROWS": c.finish_rows, "KEYS": c.finish_keys}
 
 
-def _options(config: BsaConfig) -> dict[str, int]:
-    return {"num_warps": config.attend_warps, "num_stages": config.attend_stages}
+def _options(warps: int, stages: int, registers: int | None) -> dict[str, int]:
+    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
 
 def _or(tensor: Tensor | None, otherwise: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class BsaConfig:
     "blocks ranked at a time"
     select_warps: int = 4
     select_stages: int = 2
+    select_registers: int | None = None
+    "most of a thread there, to have more programs on an SM; None: the compiler's choice"
     segments: int = 16
     "runs of a sequence that are sorted side by side; a power of two"
     chunk: int = 128
@@ -46,6 +48,8 @@ class BsaConfig:
     "nearby keys at a time"
     attend_warps: int = 8
     attend_stages: int = 2
+    attend_registers: int | None = None
+    "as `select_registers`"
     programs_ahead: int = 384
     "attend programs between those of a pair and its final sum: what a card runs at a time, and some"
     pass_mib: int = 256
@@ -159,7 +163,8 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
         capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
     """
     values: dict[str, Any] = {}
-    if capability == (0, 0) or problem.dtype == torch.float32:
+    if capability == (0, 0) or problem.dtype != torch.bfloat16:
+        # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its budget.
         values["silu"] = "exp"
     size = max(problem.attn_dim, problem.linear_dim)
     if problem.dtype == torch.float32:
@@ -173,6 +178,9 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     elif size <= 64:
         values |= {"select_blocks": 64, "finish_rows": 32, "attend_warps": 4, "means_warps": 4, "keys_warps": 4,
                    "rows_warps": 4}
+    elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
+        # Three programs an SM instead of two, and nothing spills.
+        values["select_registers"] = 168
     if size > 64 and (problem.block_size > 32 or capability < (9, 0)):
         values["keys_rows"] = min(32, values.get("keys_rows", 32))
     if problem.has_targets and size > 64:
