@@ -183,9 +183,12 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
         values["select_registers"] = 168
     if size > 64 and (problem.block_size > 32 or capability < (9, 0)):
         values["keys_rows"] = min(32, values.get("keys_rows", 32))
-    if problem.has_targets and size > 64:
+    if problem.has_targets and problem.dtype != torch.float32:
         # A target's own key and value are two tiles more.
-        values["rows_rows"] = min(32, values.get("rows_rows", 32))
+        values |= {"rows_rows": 32} if size > 64 else {"rows_warps": 8}
+    if problem.block_size * size > 16384:
+        # Keys, values and queries of a tile, together, have to fit the shared memory of sm_80 too.
+        values["attend_rows"] = min(64, values.get("attend_rows", 64))
     return BsaConfig(**values)
 
 
