@@ -259,8 +259,8 @@ def _inspect(cubin: bytes) -> tuple[int, dict[str, int]]:
                                      check=True).stdout for flag in ("-res-usage", "-sass"))
     names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)", code,
                        re.MULTILINE)
-    wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "FMUL", "FFMA", "FADD", "FSEL", "HFMA2",
-              "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
+    wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "UTMAREDG", "FMUL", "FFMA", "FADD", "FSEL",
+              "HFMA2", "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
               "WARPSYNC", "WARPGROUP.DEPBAR", "BAR", "SYNCS"}
     counts = {name: names.count(name) for name in sorted(wanted & set(names))}
     return max(map(int, re.findall(r"REG:(\d+)", said))), counts | {"all": len(names)}

@@ -1,0 +1,105 @@
+"""``hstu-fbgemm``: NVIDIA's CUTLASS kernels for HSTU attention, from the wheel fbgemm-gpu-hstu-nightly.
+
+The wheel seen last is built for CUDA 12 (it wants libcudart.so.12) and has one Python tag; under a torch for
+CUDA 13 its kernels read a device structure of another shape and end the process.  The harness survives that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch, Machine
+from attnbench.backends.hstu import HstuBackend, Operands
+from attnbench.errors import Unavailable, Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DIMS = (32, 64, 128, 256)
+
+
+class HstuFbgemm(HstuBackend):
+    """Forward and backward on sm_80 and sm_90; the backward adds up dQ by atomics."""
+
+    name = "hstu-fbgemm"
+    title = "HSTU, NVIDIA CUTLASS (FBGEMM)"
+    install = "pip install fbgemm-gpu-hstu-nightly (with a torch for CUDA 12)"
+    module = "fbgemm_gpu.experimental.hstu"
+    distribution = "fbgemm-gpu-hstu-nightly"
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the library cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        plain = case.max_attn_len is None and case.causal
+        for name, fits, accepted in (
+            ("dtype", case.dtype != "fp32", "bf16, fp16"),
+            ("attn_dim", case.attn_dim in DIMS, f"one of {', '.join(map(str, DIMS))}"),
+            ("linear_dim", case.linear_dim == case.attn_dim, f"attn_dim={case.attn_dim}"),
+            ("contextual_len", plain or case.contextual_len == 0, "0 with a window or without causal"),
+            ("num_targets", plain or case.num_targets == "0", "0 with a window or without causal"),
+        ):
+            if not fits:
+                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
+        if machine.capability is not None and machine.capability[0] not in (8, 9):
+            shown = ".".join(map(str, machine.capability))
+            raise Unsupported(refusal(self.name, "compute capability", shown, "is not supported", "8.x or 9.x"))
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Offsets as int32, made once; the mask is a window and counts of prefix and targets."""
+        function, takes = _function(self.name)
+        import torch
+
+        def whole(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.int32, device=inputs.q.device)
+
+        given: dict[str, Any] = {
+            "cu_seqlens_q": inputs.seq_offsets_q.int(), "cu_seqlens_k": inputs.seq_offsets.int(),
+            "max_seqlen_q": inputs.max_seqlen_q, "max_seqlen_k": inputs.max_seqlen, "alpha": case.alpha,
+            "window_size": _window(case)}
+        if case.contextual_len:
+            given["num_contexts"] = whole([shape.prefix for shape in case.sequences])
+        if inputs.num_targets is not None:
+            given["num_targets"] = inputs.num_targets.int()
+        given |= _divisor(self.name, case, inputs, takes)
+        given |= dict.fromkeys(takes & {"seqused_q", "seqused_k"})
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return function(q=q, k=k, v=v, **given)
+
+        built = torch.version.cuda
+        notes = () if built is None or built.startswith("12.") else (
+            f"fbgemm: this torch is for CUDA {built}; a wheel for CUDA 12 ends the process at its first kernel",)
+        yield Operands(case, inputs).launch(attend, notes=notes)
+
+
+def _function(who: str) -> tuple[Any, set[str]]:
+    """The library's function and the names of its arguments, which differ between versions."""
+    import inspect
+
+    try:
+        from fbgemm_gpu.experimental.hstu import hstu_attn_varlen_func as function  # type: ignore[import-not-found]
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Unavailable(f"{who}: fbgemm_gpu.experimental.hstu does not import: {' '.join(str(error).split())}; "
+                          "a wheel for this Python and torch's CUDA, and libcudart.so.12 beside it") from error
+    return function, set(inspect.signature(function).parameters)
+
+
+def _window(case: Any) -> tuple[int, int]:
+    reach = -1 if case.max_attn_len is None else case.max_attn_len
+    return reach, 0 if case.causal else reach
+
+
+def _divisor(who: str, case: Any, inputs: Any, takes: set[str]) -> dict[str, int]:
+    if "scaling_seqlen" in takes:
+        return {"scaling_seqlen": case.scaling_seqlen}
+    if case.scaling_seqlen != inputs.max_seqlen_q:
+        raise Unsupported(refusal(who, "scaling_seqlen", case.scaling_seqlen, "is not taken by this version",
+                                  f"the longest sequence, {inputs.max_seqlen_q}"))
+    return {}

@@ -1,0 +1,157 @@
+"""``hstu-triton``: our dense HSTU attention; dQ by fp32 atomics unless the configuration says ``deterministic``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Config, Launch, Machine, module_exists
+from attnbench.backends.hstu import HstuBackend
+from attnbench.errors import Unavailable, Unsupported, WorkerError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST_DIM = 256
+
+
+class HstuTriton(HstuBackend):
+    """Buffers are there before; nothing is allocated in a call."""
+
+    name = "hstu-triton"
+    title = "HSTU, ours (Triton)"
+    install = "part of torch"
+    distribution = "triton"
+    compiles = True
+
+    def probe(self) -> None:
+        """Ask for Triton, which torch for a GPU brings.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if not module_exists("triton"):
+            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the kernels do not take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        for name in ("attn_dim", "linear_dim"):
+            if getattr(case, name) > LARGEST_DIM:
+                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported",
+                                          f"at most {LARGEST_DIM}"))
+
+    def configs(self, case: Any) -> Iterable[Config]:
+        """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
+        return [Config(short, values) for short, values in (_BACKWARD if case.has_backward else _FORWARD).items()]
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """Own copies of the inputs, results and workspace."""
+        yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
+
+
+def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) -> dict[str, dict[str, Any]]:
+    return {f"{kernel[0]}{rows}x{keys}w{warps}s{stages}" + "".join(f"-{name}{value}" for name, value in more.items()):
+            {kernel: {"block_m": rows, "block_n": keys, "warps": warps, "stages": stages, **more}}
+            for rows, keys, warps, stages in cuts}
+
+
+_WHOLE = ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
+          (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3))
+_FORWARD = (
+    _space("forward", _WHOLE)
+    | _space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128)
+    | _space("forward", ((128, 64, 8, 3),), masked_stages=2)
+    | _space("forward", ((128, 64, 8, 3),), loads="pointer")
+    | _space("forward", ((128, 64, 8, 3),), section_mib=8.0)
+    | _space("forward", ((128, 64, 8, 3),), section_mib=1000.0)
+)
+_COLUMNS = ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 1),
+            (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (128, 64, 8, 2))
+_BACKWARD = (
+    {"deterministic": {"deterministic": True}}
+    | _space("atomic", _COLUMNS)
+    | _space("atomic", ((64, 128, 8, 2),), loads="pointer")
+    | {f"deterministic-{short}": {"deterministic": True, **change}
+       for short, change in (_space("columns", _COLUMNS) | _space("rows", _WHOLE)).items()}
+)
+
+
+class _Session:
+    """Buffers of one session."""
+
+    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
+        import torch
+
+        from attnbench.kernels import hstu_dense as kernels
+
+        self.case, self.own = case, {name: x.detach().clone() for name, x in inputs.tensors().items()}
+        own = self.own
+        self.problem = kernels.Problem(
+            offsets=own["seq_offsets"], offsets_q=own["seq_offsets_q"] if case.delta_q is not None else None,
+            num_targets=own.get("num_targets"), max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q,
+            alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, causal=case.causal,
+            contextual_len=case.contextual_len, max_attn_len=case.max_attn_len)
+        qkv = own["q"], own["k"], own["v"]
+        kernels.check_tensors(*qkv, self.problem)
+        kernels.check_values(*qkv, self.problem)
+        self.forward_config, self.backward_config = kernels.configs_of(own["q"], own["v"], inputs.max_seqlen, changes)
+        self.out = torch.empty(*own["q"].shape[:2], own["v"].shape[2], dtype=own["q"].dtype, device=own["q"].device)
+        self.grads: dict[str, Tensor] = {}
+        self.workspace: Tensor | None = None
+        if case.has_backward:
+            self.grads = {f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")}
+            shape = kernels.workspace_shape(own["q"], self.backward_config)
+            self.workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=self.out.device)
+        self.ran = self.ran_back = False
+
+    def launch(self) -> Launch:
+        trains = self.case.has_backward
+        notes = [f"forward {self.forward_config}"] * (self.case.mode != "bwd") + [
+            "backward deterministic" if self.backward_config.deterministic
+            else "backward adds up dQ by fp32 atomics, in another order each time"] * trains
+        return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,
+                      reload=self.load, executed_flops=self._executed(), notes=tuple(notes))
+
+    def _executed(self) -> int | None:
+        """With the products a deterministic backward does twice; tiles that are partly seen count as seen."""
+        from attnbench.workloads.hstu.work import visible_pairs, work
+
+        case = self.case
+        if not (case.has_backward and self.backward_config.deterministic):
+            return None
+        return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
+
+    def forward(self) -> None:
+        from attnbench.kernels.hstu_dense_forward import launch_forward
+
+        own = self.own
+        launch_forward(own["q"], own["k"], own["v"], self.out, self.problem, self.forward_config)
+        self.ran = True
+
+    def backward(self) -> None:
+        from attnbench.kernels.hstu_dense_backward import launch_backward
+
+        if not self.ran:
+            raise WorkerError("launch: backward was called before forward")
+        own = self.own
+        dq, dk, dv = self.grads.values()
+        launch_backward(own["q"], own["k"], own["v"], own["dout"], dq, dk, dv, self.problem, self.backward_config,
+                        self.workspace)
+        self.ran_back = True
+
+    def outputs(self) -> dict[str, Tensor]:
+        if not self.ran:
+            raise WorkerError("launch: outputs were asked for before forward")
+        return {"out": self.out} | (self.grads if self.ran_back else {})
+
+    def load(self, inputs: Any) -> None:
+        self.ran = self.ran_back = False
+        for name, x in inputs.tensors().items():
+            self.own[name].copy_(x)

@@ -1,0 +1,145 @@
+"""Dense HSTU attention over jagged sequences, forward and backward, for autograd and for callers with own buffers.
+
+    S = α Q Kᵀ        A = SiLU(S) ∘ M / N        O = A V        SiLU(x) = x σ(x)
+    dV = Aᵀ dO        dS = (dO Vᵀ) ∘ M / N ∘ σ(S)(1 + S(1 - σ(S)))        dQ = α dS K        dK = α dSᵀ Q
+
+(Zhai et al. 2024, arXiv:2402.17152.)  `hstu_dense_tiles` says what the mask M is.  The truth these kernels are held
+against is `attnbench.workloads.hstu.oracle`.  With P visible (query, key) pairs of a head, D = attention dim and
+Dv = linear dim, the forward is 2 P (D + Dv) FLOPs and the backward 2 P (3 D + 2 Dv); it executes two products more,
+2 P (D + Dv), where it is deterministic, and tiles whole.  Workspace: none forward and none of the deterministic
+backward; 4 D bytes a query and head of the one with atomics.
+
+Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16 and
+fp32, dims 1 to 256, any strides but the last, lengths from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.hstu_dense_backward import launch_backward, workspace_shape
+from attnbench.kernels.hstu_dense_configs import (
+    BackwardConfig,
+    ColumnConfig,
+    ForwardConfig,
+    RowConfig,
+    backward_config,
+    forward_config,
+)
+from attnbench.kernels.hstu_dense_forward import launch_forward
+from attnbench.kernels.hstu_dense_problem import Problem, check_tensors, check_values
+
+__all__ = ["BackwardConfig", "ColumnConfig", "ForwardConfig", "Problem", "RowConfig", "backward_config",
+           "check_tensors", "check_values", "configs_of", "default_backward", "default_forward", "forward_config",
+           "hstu_attention", "launch_backward", "launch_forward", "workspace_shape"]
+
+
+def default_forward(q: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
+    """Tuned default for these tensors on their card."""
+    return forward_config(_capability(q), q.element_size(), max(q.shape[2], v.shape[2]), max_seqlen)
+
+
+def default_backward(q: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool) -> BackwardConfig:
+    """Tuned default for these tensors on their card."""
+    return backward_config(_capability(q), q.element_size(), max(q.shape[2], v.shape[2]), max_seqlen,
+                           deterministic=deterministic)
+
+
+def configs_of(q: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any]) -> tuple[ForwardConfig,
+                                                                                           BackwardConfig]:
+    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the cuts by kernel.
+
+    Args:
+        q: whose card, precision and dims the defaults are for.
+        v: the same.
+        max_seqlen: most rows of a sequence.
+        changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
+            column kernel is ``atomic`` or, deterministic, ``columns``.
+    """
+    forward = default_forward(q, v, max_seqlen)
+    backward = default_backward(q, v, max_seqlen, deterministic=changes.get("deterministic", False))
+    columns = changes.get("columns" if backward.deterministic else "atomic", {})
+    rows = backward.rows and replace(backward.rows, **changes.get("rows", {}))
+    return (replace(forward, **changes.get("forward", {})),
+            BackwardConfig(columns=replace(backward.columns, **columns), rows=rows))
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (0, 0)
+
+
+class _HstuAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
+                backward: BackwardConfig) -> Tensor:
+        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+        launch_forward(q, k, v, out, problem, forward)
+        ctx.save_for_backward(q, k, v)
+        ctx.problem, ctx.config = problem, backward
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        dout = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        shape = workspace_shape(q, ctx.config)
+        workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
+        launch_backward(q, k, v, dout, dq, dk, dv, ctx.problem, ctx.config, workspace)
+        return dq, dk, dv, None, None, None
+
+
+def hstu_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_seqlen: int, *, offsets_q: Tensor | None = None,
+    max_seqlen_q: int | None = None, num_targets: Tensor | None = None, alpha: float | None = None,
+    scaling_seqlen: int | None = None, causal: bool = True, contextual_len: int = 0, max_attn_len: int | None = None,
+    deterministic: bool = False, forward: ForwardConfig | None = None, backward: BackwardConfig | None = None,
+    validate: bool = False,
+) -> Tensor:
+    """SiLU attention of each sequence to itself, differentiable; see the letters above.
+
+    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+
+    Args:
+        q: [Tq, H, D], the sequences one after another.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        offsets: int [B + 1]; sequence b has the keys from [b] to [b + 1].
+        max_seqlen: at least the most keys of a sequence.
+        offsets_q: the same of the queries, which are the last rows of each sequence; None: all rows are queries.
+        max_seqlen_q: at least the most queries of a sequence; None: max_seqlen.
+        num_targets: int [B], targets at the end of each sequence, which see no other target; None: none.
+        alpha: factor of the scores; None: 1 / sqrt(D).
+        scaling_seqlen: N, what outputs are divided by; None: max_seqlen.
+        causal: a row of the history sees no later key.
+        contextual_len: rows at the front of each sequence that see all of its history.
+        max_attn_len: a row sees at most so many rows back; None: all.
+        deterministic: of the backward: the same bits each time, at seven products instead of five; the forward
+            always is.
+        forward: cut of the kernel; None: the tuned default.
+        backward: cut of the kernels; None: the tuned default.
+        validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
+
+    Returns:
+        [Tq, H, Dv], contiguous.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    problem = Problem(
+        offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
+        max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
+        alpha=q.shape[-1] ** -0.5 if alpha is None else float(alpha),
+        scaling_seqlen=max(1, max_seqlen) if scaling_seqlen is None else scaling_seqlen, causal=causal,
+        contextual_len=contextual_len, max_attn_len=max_attn_len)
+    check_tensors(q, k, v, problem)
+    if validate:
+        check_values(q, k, v, problem)
+    forward = forward or default_forward(q, v, max_seqlen)
+    backward = backward or default_backward(q, v, max_seqlen, deterministic=deterministic)
+    return _HstuAttention.apply(q, k, v, problem, forward, backward)

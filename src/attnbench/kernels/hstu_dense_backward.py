@@ -1,0 +1,296 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Dense HSTU attention backward: S is worked out again, nothing of the forward is kept.
+
+    dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
+
+A column program takes a tile of keys through the rows that see them, dK and dV in registers: four products a
+tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
+programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
+programs, which add its parts up in fp32 by atomics (five products, the order of sums differs each time;
+workspace 4 D bytes a query and head, and two passes over it).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
+from attnbench.kernels.hstu_dense_tiles import (
+    add_rows,
+    load_rows,
+    load_whole,
+    masked_tile,
+    rows_of_keys,
+    section_of,
+    sees,
+    sequence,
+    silu_and_slope,
+    store_rows,
+    tiles_of_rows,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.hstu_dense_configs import BackwardConfig, ColumnConfig, RowConfig
+    from attnbench.kernels.hstu_dense_problem import Problem
+
+
+@triton.jit
+@no_type_check
+def fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
+              MASKED: tl.constexpr, PART: tl.constexpr):
+    """One tile of rows into dK and dV (or only one of them) of the tile of keys; gives dSᵀ too."""
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    if MASKED:
+        weights = tl.where(see, weights, 0.0)
+        slope = tl.where(see, slope, 0.0)
+    # A is done with before dOVᵀ is begun: both at once are more than the registers hold.
+    if PART != "dk":
+        dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    down = weights.to(q.dtype)
+    if PART != "dv":
+        above = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        down = (above * slope).to(q.dtype)  # [BLOCK_N, BLOCK_M]
+        dk = tl.dot(down, q, dk, input_precision=PRECISION)
+    return dk, dv, down
+
+
+@triton.jit
+@no_type_check
+def hstu_dense_backward_columns(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_desc, dout_desc, dq_desc,
+    offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head, dk_row, dk_head, dv_row,
+    dv_head, half_alpha, dk_scale, dv_scale, heads, pairs, tiles, group, contextual_len, window,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr, PART: tl.constexpr,
+):
+    """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into the fp32 `dq_ptr`."""
+    # Which tile of keys: the first keys are seen by most rows.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = (pair - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = tile * BLOCK_N
+    if start >= keys:
+        return
+    q_base = q_ptr + query_start * q_row + head * q_head
+    dout_base = dout_ptr + query_start * dout_row + head * dout_head
+    dq_base = dq_ptr + query_start * dq_row + head * dq_head
+    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    v = load_rows(v_ptr + key_start * v_row + head * v_head, start, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+    keys_at = start + tl.arange(0, BLOCK_N)[:, None]
+    # What is not a part of this launch is a tile of one element.
+    dk = tl.zeros([1, 1] if PART == "dv" else [BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
+
+    # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
+    low, all_low, all_high, high = rows_of_keys(start, tl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
+                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    front = 0
+    if HAS_PREFIX:
+        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + BLOCK_M - 1) // BLOCK_M, 0)
+    begin = tl.maximum(tl.maximum(low - first_query, 0) // BLOCK_M, front)
+    end = tl.maximum((tl.maximum(high - first_query, 0) + BLOCK_M - 1) // BLOCK_M, begin)
+    whole = (tl.maximum(all_low - first_query, 0) + BLOCK_M - 1) // BLOCK_M
+    whole = tl.minimum(tl.maximum(whole, begin), end)
+    # A last tile that is not whole is masked: behind it lies another sequence.
+    split = tl.maximum(all_high - first_query, 0) // BLOCK_M
+    split = tl.minimum(tl.maximum(split, whole), end)
+    for at in tl.range(whole * BLOCK_M, split * BLOCK_M, BLOCK_M, disable_licm=True):
+        q = load_whole(q_base, q_desc, at, query_start, head, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, TMA)
+        dout = load_whole(dout_base, dout_desc, at, query_start, head, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, TMA)
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, APPROXIMATE, PRECISION, False, PART)
+        if ATOMIC:
+            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+            if TMA:
+                dq_desc.atomic_add([tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
+                                   part.reshape(BLOCK_M, 1, BLOCK_D))
+            else:
+                add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+    before = front + whole - begin
+    for index in tl.range(0, before + end - split, num_stages=MASKED_STAGES, disable_licm=True):
+        tile_m = tl.where(index < before, begin + index - front, split + index - before)
+        if HAS_PREFIX:
+            tile_m = tl.where(index < front, index, tile_m)
+        at = tile_m * BLOCK_M
+        q = load_rows(q_base, at, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
+        dout = load_rows(dout_base, at, queries, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, False)
+        rows = first_query + at + tl.arange(0, BLOCK_M)[None, :]
+        see = sees(rows, keys_at, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE, PRECISION, True, PART)
+        if ATOMIC:
+            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+            add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+    if PART != "dv":
+        store_rows(dk_ptr + key_start * dk_row + head * dk_head, start, keys, dk_row, dk * dk_scale, ATTN_DIM,
+                   BLOCK_N, BLOCK_D)
+    if PART != "dk":
+        store_rows(dv_ptr + key_start * dv_row + head * dv_head, start, keys, dv_row, dv * dv_scale, LINEAR_DIM,
+                   BLOCK_N, BLOCK_V)
+
+
+@triton.jit
+@no_type_check
+def fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
+              MASKED: tl.constexpr):
+    """One tile of keys into dQ of the tile of rows."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    _, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    down = above * slope
+    if MASKED:
+        down = tl.where(see, down, 0.0)
+    return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def hstu_dense_backward_rows(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head,
+    half_alpha, dq_scale, heads, pairs, tiles, group, contextual_len, window,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED_STAGES: tl.constexpr,
+):
+    """DQ of a tile of rows."""
+    # Which tile of rows: the last see most keys.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = (pair - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = (tiles - 1 - tile) * BLOCK_M
+    if start >= queries:
+        return
+    q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
+    dout = load_rows(dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM,
+                     BLOCK_M, BLOCK_V, False)
+    k_base = k_ptr + key_start * k_row + head * k_head
+    v_base = v_ptr + key_start * v_row + head * v_head
+    first = first_query + start
+    begin, whole, split, end, own, count = tiles_of_rows(
+        first, tl.minimum(first + BLOCK_M, keys) - 1, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+        HAS_WINDOW, BLOCK_N)
+    rows = first + tl.arange(0, BLOCK_M)[:, None]
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
+        k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+        v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, APPROXIMATE, PRECISION, False)
+    for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+        k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+                   HAS_WINDOW)
+        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE, PRECISION, True)
+    store_rows(dq_ptr + query_start * dq_row + head * dq_head, start, queries, dq_row, dq * dq_scale, ATTN_DIM,
+               BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+@no_type_check
+def hstu_dense_backward_round(sum_ptr, dq_ptr, dq_row, dq_head, numel, heads, dq_scale, ATTN_DIM: tl.constexpr,
+                              BLOCK: tl.constexpr):
+    """Round what the atomics added up, [Tq, H, D] in fp32, into dQ."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = at // ATTN_DIM
+    where = row // heads * dq_row + row % heads * dq_head + at % ATTN_DIM
+    tl.store(dq_ptr + where, (tl.load(sum_ptr + at, mask=at < numel) * dq_scale).to(dq_ptr.dtype.element_ty),
+             mask=at < numel)
+
+
+def launch_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+    config: BackwardConfig, workspace: Tensor | None,
+) -> None:
+    """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
+
+    Args:
+        q: [Tq, H, D], last dim contiguous, as all of them.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        dout: [Tq, H, Dv].
+        dq: like q; every row is written, as in dk and dv.
+        dk: like k.
+        dv: like v.
+        problem: sequences, mask and factors; checked before.
+        config: tiles, code path, and whether dQ comes by atomics.
+        workspace: fp32 [Tq, H, D], contiguous, where it does (`workspace_shape`).
+    """
+    if config.columns.atomic:
+        assert workspace is not None
+        workspace.zero_()
+        _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        _round(workspace, dq, problem)
+        return
+    assert config.rows is not None
+    _columns(q, k, v, dout, dq, dk, dv, problem, config.columns)
+    _rows(q, k, v, dout, dq, problem, config.rows)
+
+
+def workspace_shape(q: Tensor, config: BackwardConfig) -> tuple[int, ...] | None:
+    """Shape of the fp32 workspace: 4 D bytes a query and head where dQ comes by atomics, else none."""
+    return tuple(q.shape) if config.columns.atomic else None
+
+
+def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+             config: ColumnConfig) -> None:
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
+    if tiles * pairs == 0:
+        return
+    reread = problem.max_seqlen_q * (attn_dim + linear_dim) * q.element_size()
+    if config.atomic:
+        reread += problem.max_seqlen_q * attn_dim * dq.element_size()
+    through = (q, dout, dq) if config.atomic else (q, dout)
+    tma = config.loads == "tma" and all(map(takes_tma, through))
+    described = [descriptor(x, config.block_m, block_of(x.shape[2])) if tma else None for x in through]
+    strides = [stride for x in (q, k, v, dout, dq, dk, dv) for stride in x.stride()[:2]]
+    for part in ("dv", "dk") if config.split else ("both",):
+        hstu_dense_backward_columns[(tiles * pairs,)](
+            q, k, v, dout, dq, dk, dv, *described, *[None] * (3 - len(described)), problem.offsets, problem.offsets_q,
+            problem.num_targets, *strides, problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2,
+            1 / problem.scaling_seqlen, heads, pairs, tiles, group_of(reread, config.section_mib, pairs),
+            problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
+            **blocks_of(attn_dim, linear_dim), ATOMIC=config.atomic and part != "dv", TMA=tma, PART=part,
+            **config.options())
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: RowConfig) -> None:
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0:
+        return
+    reread = problem.max_seqlen * (attn_dim + linear_dim) * k.element_size()
+    tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
+    described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
+    strides = [stride for x in (q, k, v, dout, dq) for stride in x.stride()[:2]]
+    hstu_dense_backward_rows[(tiles * pairs,)](
+        q, k, v, dout, dq, *described, problem.offsets, problem.offsets_q, problem.num_targets, *strides,
+        problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2, heads, pairs, tiles,
+        group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
+        **problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma, **config.options())
+
+
+def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
+    (_, heads, dims), block = dq.shape, 2048
+    if not total.numel():
+        return
+    hstu_dense_backward_round[(-(-total.numel() // block),)](
+        total, dq, *dq.stride()[:2], total.numel(), heads, problem.alpha / problem.scaling_seqlen / 2, ATTN_DIM=dims,
+        BLOCK=block, num_warps=4)

@@ -1,0 +1,137 @@
+"""How the dense HSTU kernels are cut: tiles, warps, stages, code paths, and the tuned defaults.
+
+The defaults are data, in ``hstu_dense.toml`` beside this file: the first row that fits is taken.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+_TABLE = Path(__file__).with_name("hstu_dense.toml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tiles:
+    block_m: int
+    "rows of a tile"
+    block_n: int
+    "keys of a tile"
+    warps: int
+    stages: int
+    "tiles of keys (rows, in dK and dV) in flight"
+    masked_stages: int = 1
+    "the same of the masked tiles; more of them are more registers"
+    loads: str = "pointer"
+    "pointer, or tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
+    registers: int | None = None
+    "most of a thread, to have more programs on an SM; None: the compiler's choice"
+    silu: str = "tanh"
+    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+    precision: str = "ieee"
+    "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
+    section_mib: float = 24.0
+    "programs next to one another share this much of the L2"
+
+    def flags(self) -> dict[str, Any]:
+        """What of the cut is compiled into a kernel."""
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
+                "PRECISION": self.precision, "MASKED_STAGES": self.masked_stages}
+
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told beside the kernel's arguments."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.registers} if self.registers else {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardConfig(_Tiles):
+    """Cut of the forward kernel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnConfig(_Tiles):
+    """Cut of the backward kernel that takes a tile of keys through its rows."""
+
+    atomic: bool = False
+    "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
+    split: bool = False
+    "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowConfig(_Tiles):
+    """Cut of the backward kernel that takes a tile of rows through its keys, for dQ alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardConfig:
+    """Cut of the backward: columns alone where these add up dQ by atomics, else columns and rows."""
+
+    columns: ColumnConfig
+    rows: RowConfig | None
+    "None: dQ comes by atomics"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every sum has one order."""
+        return not self.columns.atomic
+
+
+_Cut = TypeVar("_Cut", bound=_Tiles)
+
+
+def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> ForwardConfig:
+    """Tuned default of the forward.
+
+    Args:
+        capability: of the card; (0, 0) is the interpreter.
+        item_bytes: of an element.
+        dim: the larger of attention and linear dim.
+        seqlen: most rows of a sequence.
+    """
+    return _pick("forward", ForwardConfig, capability, item_bytes, dim, seqlen)
+
+
+def backward_config(
+    capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, deterministic: bool
+) -> BackwardConfig:
+    """Tuned default of the backward; arguments as in `forward_config`."""
+    if not deterministic:
+        return BackwardConfig(columns=_pick("atomic", ColumnConfig, capability, item_bytes, dim, seqlen), rows=None)
+    return BackwardConfig(columns=_pick("columns", ColumnConfig, capability, item_bytes, dim, seqlen),
+                          rows=_pick("rows", RowConfig, capability, item_bytes, dim, seqlen))
+
+
+def tuned(kernel: str) -> list[dict[str, Any]]:
+    """Rows of the table for forward, columns, rows or atomic, in the order they are tried."""
+    return list(_table()[kernel])
+
+
+def config_of(kernel: str, row: Mapping[str, Any]) -> _Tiles:
+    """The cut a row of the table stands for."""
+    cls: type[_Tiles] = {"forward": ForwardConfig, "rows": RowConfig}.get(kernel, ColumnConfig)
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls) if field.name in row}
+    if kernel == "atomic":
+        values["atomic"] = True
+    return cls(**values)
+
+
+@cache
+def _pick(kernel: str, cls: type[_Cut], capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> _Cut:
+    for row in tuned(kernel):
+        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
+                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)):
+            found = config_of(kernel, row)
+            assert isinstance(found, cls)
+            return found
+    raise AssertionError(f"hstu_dense.toml has no row {kernel} for {capability}, {item_bytes}, {dim}, {seqlen}")
+
+
+@cache
+def _table() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))

@@ -1,0 +1,186 @@
+"""One dense HSTU problem as the kernels take it, and the checks of what a caller gives.
+
+Shapes, dtypes and devices are checked on every call, on the host.  Values inside tensors cost a wait for the
+device and are looked at only where `check_values` is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+WHO = "hstu_attention"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_DIM = 256
+INDICES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Sequences, mask and factors of one call."""
+
+    offsets: Tensor
+    "int32 or int64 [B + 1]: sequence b has the keys from [b] to [b + 1]"
+    offsets_q: Tensor | None
+    "the same of the queries, the last rows of each sequence; None: every row is a query"
+    num_targets: Tensor | None
+    "int32 or int64 [B]"
+    max_seqlen: int
+    max_seqlen_q: int
+    alpha: float
+    scaling_seqlen: int
+    causal: bool
+    contextual_len: int
+    max_attn_len: int | None
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return self.offsets.shape[0] - 1
+
+    def flags(self) -> dict[str, bool]:
+        """What of the mask is compiled into a kernel."""
+        return {"CAUSAL": self.causal, "HAS_PREFIX": self.contextual_len > 0,
+                "HAS_TARGETS": self.num_targets is not None, "HAS_WINDOW": self.max_attn_len is not None,
+                "HAS_CACHE": self.offsets_q is not None}
+
+
+def block_of(dim: int) -> int:
+    """Columns of a tile for this many dims: a power of two, at least the 16 of a tensor core."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, int]:
+    """Dims and columns of tiles as the kernels are compiled for them."""
+    return {"ATTN_DIM": attn_dim, "LINEAR_DIM": linear_dim, "BLOCK_D": block_of(attn_dim),
+            "BLOCK_V": block_of(linear_dim)}
+
+
+def group_of(pair_bytes: int, section_mib: float, pairs: int) -> int:
+    """(sequence, head) pairs whose reread tensors fit in so many MiB of L2; at least one."""
+    return max(1, min(pairs, int(section_mib * 2**20) // max(1, pair_bytes)))
+
+
+def takes_tma(x: Tensor) -> bool:
+    """Whether the tensor memory accelerator of sm_90 and later can read [rows, heads, dims] as it lies."""
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return False
+    item = x.element_size()
+    return x.data_ptr() % 16 == 0 and all(stride * item % 16 == 0 and stride for stride in x.stride()[:2])
+
+
+def descriptor(x: Tensor, rows: int, columns: int) -> Any:
+    """Describe [rows, heads, dims] to the tensor memory accelerator: tiles of one head, zeros outside."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
+    """Refuse shapes, dtypes, devices and numbers the kernels cannot take, without looking into a tensor.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise _wrong(f"{name}.shape", tuple(x.shape), "is not packed", "[rows, heads, dims]")
+        if x.dtype not in DTYPES:
+            raise _wrong(f"{name}.dtype", x.dtype, "is not supported", "bfloat16, float16 or float32")
+        if not 1 <= x.shape[2] <= LARGEST_DIM:
+            raise _wrong(f"{name}.shape", tuple(x.shape), "has too many dims or none", f"1 to {LARGEST_DIM} dims")
+        if x.stride(2) != 1 and x.shape[2] > 1:
+            raise _wrong(f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
+    for name, x in (("k", k), ("v", v)):
+        _same(f"{name}.dtype", x.dtype, q.dtype, "q's")
+        _same(f"{name}.device", x.device, q.device, "q's")
+        _same(f"{name}.shape[1]", x.shape[1], q.shape[1], "q's heads")
+    _same("k.shape[2]", k.shape[2], q.shape[2], "q's dims")
+    _same("v.shape[0]", v.shape[0], k.shape[0], "k's rows")
+    if problem.offsets_q is None:
+        _same("q.shape[0]", q.shape[0], k.shape[0], "k's rows; offsets_q says where they differ")
+    _check_indices(q, problem)
+    _check_numbers(problem)
+
+
+def _check_indices(q: Tensor, problem: Problem) -> None:
+    batch = problem.batch
+    for name, x, length in (("offsets", problem.offsets, max(1, batch + 1)),
+                            ("offsets_q", problem.offsets_q, batch + 1), ("num_targets", problem.num_targets, batch)):
+        if x is None:
+            continue
+        if x.dtype not in INDICES:
+            raise _wrong(f"{name}.dtype", x.dtype, "is not supported", "int32 or int64")
+        if tuple(x.shape) != (length,):
+            raise _wrong(f"{name}.shape", tuple(x.shape), "does not fit", f"[{length}] for {batch} sequences")
+        _same(f"{name}.device", x.device, q.device, "q's")
+        if not x.is_contiguous():
+            raise _wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")
+
+
+def _check_numbers(problem: Problem) -> None:
+    for name, least in (("max_seqlen", 0), ("max_seqlen_q", 0), ("scaling_seqlen", 1), ("contextual_len", 0),
+                        ("max_attn_len", 1)):
+        value = getattr(problem, name)
+        if value is None and name == "max_attn_len":
+            continue
+        if type(value) is not int or value < least:
+            raise _wrong(name, value, "cannot be used", f"a whole number from {least}")
+    if not problem.alpha == problem.alpha or problem.alpha in (float("inf"), float("-inf")):
+        raise _wrong("alpha", problem.alpha, "is not finite", "a finite number")
+
+
+def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
+    """Refuse values inside the tensors that would read or write outside of them; waits for the device.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    offsets = problem.offsets.tolist()
+    lengths = _lengths("offsets", offsets, k.shape[0], "k", problem.max_seqlen, "max_seqlen")
+    queries = lengths
+    if problem.offsets_q is not None:
+        queries = _lengths("offsets_q", problem.offsets_q.tolist(), q.shape[0], "q", problem.max_seqlen_q,
+                           "max_seqlen_q")
+        for number, (some, all_) in enumerate(zip(queries, lengths, strict=True)):
+            if some > all_:
+                raise _wrong(f"offsets_q[{number + 1}]", sum(queries[:number + 1]),
+                             f"gives sequence {number} {some} queries and {all_} keys", "no more queries than keys")
+    if problem.num_targets is not None:
+        for number, (count, length) in enumerate(zip(problem.num_targets.tolist(), lengths, strict=True)):
+            if not 0 <= count <= length:
+                raise _wrong(f"num_targets[{number}]", count, "is out of range", f"from 0 to its {length} rows")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        finite = x.isfinite()
+        if not bool(finite.all()):
+            at = (~finite).nonzero()[0].tolist()
+            raise _wrong(f"{name}{at}", x[tuple(at)].item(), "is not finite", "finite values")
+
+
+def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound: str) -> list[int]:
+    if offsets[0] != 0:
+        raise _wrong(f"{name}[0]", offsets[0], "is not the start", "0")
+    lengths = [after - before for before, after in pairwise(offsets)]
+    for number, length in enumerate(lengths):
+        if length < 0:
+            raise _wrong(f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}",
+                         "offsets that never fall")
+        if length > most:
+            raise _wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
+    if offsets[-1] != rows:
+        raise _wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
+    return lengths
+
+
+def _same(name: str, value: object, wanted: object, whose: str) -> None:
+    if value != wanted:
+        raise _wrong(name, value, "does not fit", f"{wanted}, {whose}")
+
+
+def _wrong(name: str, value: object, wrong: str, accepted: str) -> ValueError:
+    return ValueError(f"{WHO}: {name}={value} {wrong}; {accepted}")
