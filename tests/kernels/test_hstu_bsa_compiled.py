@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
+from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan, hstu_bsa_tiles
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
@@ -70,9 +70,16 @@ def jobs_of(name, card):
         with recorded(module, *kernels, capability=card) as jobs:
             launch(argument)
         # The backward's passes launch the same kernels again and again.
-        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}") for job in jobs
+        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}",
+                                      arguments=unspecialized(job.arguments)) for job in jobs
                   if job.kernel.split(":hstu_bsa_")[1] in CHOSEN[card, name]}.values()
     return found
+
+
+def unspecialized(arguments):
+    """As the launcher spells them: it says nothing of counts."""
+    return {name: spelled.removesuffix(":16") if name in hstu_bsa_tiles.COUNTS else spelled
+            for name, spelled in arguments.items()}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,17 @@ def test_defaults_compile_without_spills_and_on_tensor_cores(compiled, version, 
     assert not [kernel for kernel, one in found.items() if one.serialized]
     if SHAPES[name].get("dtype") != torch.float32:
         assert {kernel for kernel, one in found.items() if one.tensor_core} == PRODUCTS & found.keys()
+
+
+def test_another_batch_or_length_compiles_nothing_anew():
+    """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
+    kernels = [value for module in (hstu_bsa_forward, hstu_bsa_backward) for name, value in vars(module).items()
+               if name.startswith("hstu_bsa_")]
+    assert len(kernels) == 12
+    for kernel in kernels:
+        for parameter in kernel.params:
+            if not parameter.is_constexpr and not re.search("_ptr$|_row$|_head$|^half_alpha$|^scale$", parameter.name):
+                assert parameter.do_not_specialize, (kernel.__name__, parameter.name)
 
 
 def test_no_buffer_grows_with_pairs_of_queries_and_blocks():

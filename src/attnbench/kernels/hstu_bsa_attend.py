@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import (
+    COUNTS,
     gate_of,
     gather_rows,
     near_begin,
@@ -141,7 +142,7 @@ def finish_tile(
         scatter_rows(out, rows, mask, out_row, total, LINEAR_DIM, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_attend(
     q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
@@ -160,7 +161,7 @@ def hstu_bsa_attend(
         ROWS, TANH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_finish(
     q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit,
@@ -195,7 +196,7 @@ def arrive(counter_ptr):
     tl.atomic_add(counter_ptr, 1, sem="release")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_ticket(
     q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, progress_ptr, entries_ptr, tiles_ptr, num_tiles_ptr,

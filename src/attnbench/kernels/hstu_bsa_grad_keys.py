@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import (
+    COUNTS,
     complete_seen,
     gate_of,
     gather_rows,
@@ -43,7 +44,7 @@ def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
     return dk, dv, slope, value * above
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_means(
     q_ptr, dout_ptr, gates_ptr, means_k_ptr, means_v_ptr, dmeans_k_ptr, dmeans_v_ptr, offsets_ptr, offsets_q_ptr,
@@ -101,7 +102,7 @@ def last_near_row(block, last_key, first_query, queries, seen, WINDOW: tl.conste
     return tl.where(all_rows, queries, tl.minimum(end - first_query, queries))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_keys(
     q_ptr, k_ptr, v_ptr, dout_ptr, gates_ptr, dmeans_k_ptr, dmeans_v_ptr, entries_ptr, starts_ptr, partial_dq_ptr,

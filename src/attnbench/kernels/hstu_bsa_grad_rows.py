@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import (
+    COUNTS,
     complete_seen,
     gate_of,
     gather_rows,
@@ -45,7 +46,7 @@ def coarse_gradient(dq, dgate, q, dout, means_k, means_v, start, whole, visible,
     return dq, dgate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_rows(
     q_ptr, k_ptr, v_ptr, dout_ptr, gates_ptr, means_k_ptr, means_v_ptr, partial_dq_ptr, partial_dgate_ptr, dq_ptr,

@@ -19,7 +19,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_bsa_tiles import standing
+from attnbench.kernels.hstu_bsa_tiles import COUNTS, standing
 from attnbench.kernels.hstu_dense_tiles import sequence
 
 
@@ -34,7 +34,7 @@ def chosen_blocks(blocks_ptr, entries, count, first_query, seen, stride, OTHERS:
     return tl.where(block < local, block, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_rank(
     blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, entry_rows,
@@ -75,7 +75,7 @@ def hstu_bsa_rank(
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_place(
     counts_ptr, starts_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads,
@@ -117,7 +117,7 @@ def hstu_bsa_place(
     tl.store(num_tiles_ptr + unit, num_tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_scatter(
     blocks_ptr, ranks_ptr, counts_ptr, entries_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,

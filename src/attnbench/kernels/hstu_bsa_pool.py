@@ -15,6 +15,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.hstu_bsa_tiles import COUNTS
 from attnbench.kernels.hstu_dense_tiles import load_rows, sequence
 
 
@@ -31,7 +32,7 @@ def block_mean(base, mean, stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, B
     tl.store(mean + dims, (tl.sum(total, 0) / BLOCK_SIZE).to(mean.dtype.element_ty), mask=dims < DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_pool(
     k_ptr, v_ptr, means_k_ptr, means_v_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr,

@@ -16,7 +16,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, gather_rows, standing
+from attnbench.kernels.hstu_bsa_tiles import COUNTS, complete_seen, gate_of, gather_rows, standing
 from attnbench.kernels.hstu_bsa_topk import empty_list, fold_tile, keys_of, least, store_blocks
 from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu, store_rows
 
@@ -61,7 +61,7 @@ def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, l
     return acc, best
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_select(
     q_ptr, means_k_ptr, means_v_ptr, gates_ptr, out_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr,
@@ -118,7 +118,7 @@ def hstu_bsa_select(
                      COUNTS, BLOCK_SIZE, BITS, heads * COUNTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_select_shared(
     q_ptr, means_k_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, q_row, q_head, heads, tiles,

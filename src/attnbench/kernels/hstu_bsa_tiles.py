@@ -15,6 +15,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+COUNTS = ("blocks", "chunks", "count_rows", "entry_rows", "first_unit", "heads", "lag", "list_heads", "mean_rows",
+          "ring", "row_tiles", "slot_rows", "tile_rows", "tiles", "units")
+"""Arguments whose value no code depends on: another batch or length compiles nothing anew."""
+
 
 @triton.jit
 @no_type_check
