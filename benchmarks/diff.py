@@ -146,7 +146,8 @@ def alarms(setting: Setting, grids: int, change: float = 0.0, seed: int = 0) -> 
         raised += false
     smallest.sort()
     return {"setting": dataclasses.asdict(setting), "change": change, "grids": grids, "grids_with_alarm": raised,
-            "changed": dict(changed), "unchanged": dict(others), "smallest": smallest[len(smallest) // 2]}
+            "changed": dict(changed), "unchanged": dict(others),
+            "smallest": smallest[len(smallest) // 2] if smallest else None}
 
 
 # ── how long it takes ──────────────────────────────────────────────────────────────────────────────

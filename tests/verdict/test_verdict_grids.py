@@ -43,6 +43,12 @@ def test_equal_code_raises_no_alarm(benchmark, name, grids):
     assert benchmark.alarms(setting(benchmark, name), grids)["grids_with_alarm"] <= allowed // 2
 
 
+@pytest.mark.parametrize(("samples", "replicates"), [(1, 3), (2, 1), (3, 1)])
+def test_a_handful_of_samples_is_not_believed_for_lying_close_together(benchmark, samples, replicates):
+    small = benchmark.Setting(f"{samples} samples, {replicates} processes", samples=samples, replicates=replicates)
+    assert benchmark.alarms(small, 20)["grids_with_alarm"] <= 2
+
+
 def test_three_per_cent_are_caught_and_little_is_unclear(benchmark):
     found = benchmark.alarms(setting(benchmark, "3 replicates a side"), 10, 0.03)
     changed, others = found["changed"], found["unchanged"]

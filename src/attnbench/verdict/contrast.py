@@ -46,6 +46,8 @@ class Contrast:
     degrees: int
     predicted: float
     "variance of one process, from its samples and the declared floor"
+    shown: float
+    "degrees of freedom of what is the row's own in that: few where its samples are few, or only processes tell"
     extra: float
     "variance that more processes do not lessen"
     blind: bool
@@ -138,7 +140,8 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
     beside = None if mine else pool.elsewhere(case)
     values = _against(rows, row, mine)
     spread, degrees = _spread(values)
-    predicted, extra = _predicted(row), _clock_variance(row)
+    (predicted, shown), extra = _predicted(row), _clock_variance(row)
+    blind = any(level.error is None for side in row.sides for level in side.values())
     shared = (0.0, 0.0)
     if mine:
         share = _of_median(len(mine))
@@ -155,8 +158,8 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
     return Contrast(
         row=row, references=mine, elsewhere=beside is not None,
         change=shift if mine else shift - shared[0], relative=raw - shared[1],
-        counts=(len(values[0]), len(values[1])), spread=spread, degrees=degrees, predicted=predicted, extra=extra,
-        blind=any(level.error is None for side in row.sides for level in side.values()))
+        counts=(len(values[0]), len(values[1])), spread=spread, degrees=degrees, predicted=predicted,
+        shown=float(degrees) if blind and degrees else shown, extra=extra, blind=blind)
 
 
 def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...]) -> tuple[list[float], list[float]]:
@@ -182,9 +185,14 @@ def _spread(values: tuple[list[float], list[float]]) -> tuple[float | None, int]
     return squares / degrees, degrees
 
 
-def _predicted(row: Leveled) -> float:
-    errors = [level.error for side in row.sides for level in side.values() if level.error is not None]
-    return PROCESS**2 + (fmean(error * error for error in errors) if errors else 0.0)
+def _predicted(row: Leveled) -> tuple[float, float]:
+    """Variance of one process, and the degrees of freedom that its samples give it (Satterthwaite's)."""
+    levels = [level for side in row.sides for level in side.values()]
+    errors = [level.error for level in levels if level.error is not None]
+    sampled = fmean(error * error for error in errors) if errors else 0.0
+    degrees = sum(level.degrees for level in levels)
+    variance = PROCESS**2 + sampled
+    return variance, degrees * (variance / sampled) ** 2 if sampled > 0.0 else math.inf
 
 
 def _mean(row: Leveled, side: int, raw: bool = False) -> float:

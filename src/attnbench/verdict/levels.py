@@ -29,6 +29,9 @@ LEAST_DOUBT = 0.05
 WINSOR = 6.0
 """Median absolute deviations beyond which a sample counts as that far, when exponents are fitted."""
 
+FEWEST = 3
+"""Samples below which a process says nothing of its error: two lie close together by luck one time in ten."""
+
 FEWEST_PAIRED = 6
 CELLS = 1_500_000
 """Samples held in one matrix: bounds the memory of a diff of long series."""
@@ -41,11 +44,13 @@ class Level:
     value: float
     "of the time in ms, at the row's clock, drift taken out"
     error: float | None
-    "standard error that the samples give it; None from one sample or an imported median"
+    "standard error that the samples give it; None from fewer than `FEWEST` of them or an imported median"
     raw: float
     "of the median time as it is"
     clock: float | None
     "of the median SM clock in MHz"
+    degrees: int = 0
+    "of freedom, with which the samples show the error"
 
 
 @dataclass(slots=True)
@@ -129,11 +134,12 @@ def _measure(series: list[_Series], is_reference: list[bool], found: list[Levele
             flags = [is_reference[series[index].row] for index in members]
             _take_drift(times, middles, corners, members, flags)
     values, errors = centres(times, corners)
+    counts = np.isfinite(times).sum(axis=1)
     for index, one in enumerate(series):
         found[one.row].exponent_doubt = float(doubts[one.row])
         found[one.row].sides[one.side][one.place] = Level(
-            float(values[index]), None if math.isnan(errors[index]) else float(errors[index]), float(raw[index]),
-            None if math.isnan(clock[index]) else float(clock[index]))
+            float(values[index]), float(errors[index]) if counts[index] >= FEWEST else None, float(raw[index]),
+            None if math.isnan(clock[index]) else float(clock[index]), int(counts[index]) - 1)
 
 
 def _matrices(series: list[_Series], groups: dict[tuple[int, int, Place], list[int]]) -> tuple[Any, Any]:

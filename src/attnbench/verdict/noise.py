@@ -59,7 +59,8 @@ class Noise:
     def of(self, one: Contrast) -> tuple[float, float]:
         """Variance of the change, and its degrees of freedom."""
         variance, degrees = self._before(one)
-        return max(variance * self.factor, RESOLUTION**2), self._degrees(degrees)
+        # Two or three samples may lie close together by luck, and no other row knows this one's noise.
+        return max(variance * self.factor, RESOLUTION**2), 1.0 / (1.0 / self._degrees(degrees) + 1.0 / one.shown)
 
     def _before(self, one: Contrast) -> tuple[float, float]:
         """The same before the unchanged rows are heard."""
