@@ -100,15 +100,53 @@ def test_json_has_everything(attnbench, runs):
 
 def test_several_files_a_side_and_a_comma_in_a_name(attnbench, runs):
     Path("a.json").rename("a,1.json")
-    answer = attnbench("diff a,1.json 5e6f7a8b,5e6f7a8b --json -")
+    write(dataclasses.replace(runs[1], id="00000001"), "again.json")
+    answer = attnbench("diff a,1.json 5e6f7a8b,again.json --json -")
     assert {tuple(row["processes"]) for row in json.loads(answer.out)["rows"]} == {(1, 2)}
+
+
+def test_rows_without_times_are_counted_and_hold_no_gate(attnbench, runs):
+    a, _ = runs
+    for name, number in (("c.json", "00000001"), ("d.json", "00000002")):
+        write(dataclasses.replace(a, id=number, records=tuple(
+            dataclasses.replace(one, time=None) for one in a.records)), name)
+    answer = attnbench("diff c.json d.json --fail-over 3")
+    assert answer.out.splitlines()[-1] == f"{len(a.records)} without times"
+    assert answer.code == 0
+    assert answer.err == "attnbench diff: no row has a time in both, so none was held against --fail-over\n"
+    assert attnbench("diff c.json a.json").out.splitlines()[-1] == f"{len(a.records)} without times"
+    assert len(json.loads(attnbench("diff c.json d.json --json -").out)["untimed"]) == len(a.records)
+
+
+def test_a_narrow_page_still_says_what_could_be_seen(attnbench, runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    answer = attnbench("diff a.json 5e6f7a8b")
+    seen = [100 * row["smallest"] for row in json.loads(attnbench("diff a.json 5e6f7a8b --json -").out)["rows"]]
+    assert f"seen from  {min(seen):.1f} to {max(seen):.1f} %" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 60
+
+
+def test_a_run_whose_file_is_gone_is_read_from_the_history(attnbench, runs):
+    assert attnbench("history --add results").code == 0
+    before = {verb: attnbench(verb).out for verb in ("diff 3f9a01bc 5e6f7a8b --json -", "export 5e6f7a8b --csv -")}
+    Path("results/20261120T123456Z-compare-5e6f7a8b.json").unlink()
+    assert {verb: attnbench(verb).out for verb in before} == before
+    answer = attnbench("report 5e6f7a8b")
+    assert answer.out == "written: results/20261120T123456Z-compare-5e6f7a8b.html\n"
+    answer = attnbench("run --resume 5e6f7a8b")
+    assert answer.err == ("attnbench run: RUN=5e6f7a8b is in the history alone; a run file; "
+                          "attnbench history --restore 5e6f7a8b writes it\n")
+    Path("results/history.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
+    answer = attnbench("export 5e6f7a8b --csv -")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "the history could not be asked: history: db=results/history.sqlite is not a database" in answer.err
 
 
 def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
     records = [record for length in range(1, 21) for record in make_group(make_case(seqlen=64 * length), samples=20)]
     run = make_run([dataclasses.replace(one, source_hash="one") for one in records])
     write(run, "a.json")
-    write(scaled(run, "flex", 1.08), "b.json")
+    write(dataclasses.replace(scaled(run, "flex", 1.08), id="00000001"), "b.json")
     short, long = (attnbench(f"diff a.json b.json {flag}".split()).out for flag in ("", "--all"))
     assert short.splitlines()[-1] == "20 slower, 80 same; --all lists the rest"
     assert len(long.splitlines()) - len(short.splitlines()) == 80
@@ -122,19 +160,21 @@ def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
     ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan is no share"),
     ("a.json a.json --across clock", "attnbench diff: --across=clock is not known; one of card, input, l2, regime"),
     ("a.json a.json --reference ,", "attnbench diff: --reference=, names nothing"),
-    ("a.json a.json --reference flx", "attnbench diff: --reference=flx is not known; one of "),
+    ("a.json 5e6f7a8b --reference flx", "attnbench diff: --reference=flx is not known; one of "),
     ("a.json a.json --md - --json -", "attnbench diff: --json=- wants stdout, as --md does; one of them"),
     ("a.json a.json --md results", "output: path=results cannot be written (Is a directory)"),
+    ("a.json a.json", "attnbench diff: RUN=a.json is run 3f9a01bc, as a.json is; each run once"),
+    ("a.json,3f9a01bc 5e6f7a8b", "attnbench diff: RUN=results/20261120T123456Z-compare-3f9a01bc.json is run 3f9a01bc"),
     ("a.json cut.json", "cut.json: line="),
-    ("a.json other.json", "attnbench diff: RUN=3f9a01bc and 3f9a01bc have no case and backend in common"),
+    ("a.json other.json", "attnbench diff: RUN=3f9a01bc and 00000001 have no case and backend in common"),
     ("a.json warm.json", "attnbench diff: l2=cold, warm differ between A and B"),
 ])
 def test_mistakes_are_answered_in_one_line(attnbench, runs, words, said):
     a, _ = runs
     text = Path("a.json").read_text("utf-8")
     Path("cut.json").write_text(text[: len(text) // 2])
-    write(make_run([dataclasses.replace(one, workload="hstu") for one in a.records]), "other.json")
-    write(dataclasses.replace(a, records=tuple(
+    write(make_run([dataclasses.replace(one, workload="hstu") for one in a.records], id="00000001"), "other.json")
+    write(dataclasses.replace(a, id="00000002", records=tuple(
         dataclasses.replace(one, time=dataclasses.replace(one.time, l2="warm")) for one in a.records)), "warm.json")
     answer = attnbench(["diff", *words.split()])
     assert (answer.code, answer.out) == (2, "")
@@ -150,6 +190,7 @@ def test_hostile_names_stay_text(attnbench, runs):
     a, _ = runs
     evil = make_run([dataclasses.replace(one, backend="<script>|`x`", case_id="\x1b[31mred") for one in a.records[:1]])
     write(evil, "evil.json")
-    answer = attnbench("diff evil.json evil.json --md evil.md")
+    write(dataclasses.replace(evil, id="00000001"), "again.json")
+    answer = attnbench("diff evil.json again.json --md evil.md")
     assert "\x1b" not in answer.out
     assert r"\<script\>\|\`x\`" in Path("evil.md").read_text("utf-8")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import find_run
+from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Run
 
@@ -22,8 +23,9 @@ NO_REFERENCE = "none"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("a", metavar="A", help="run file, or the id of one in --out; several, with commas, are more "
-                                               "processes of the same code")
+    parser.add_argument("a", metavar="A", help=(
+        "run file, or the id of a run in --out or in the history; several, with commas, are more processes of the same "
+        "code"))
     parser.add_argument("b", metavar="B", help="the same of the other side")
     group = parser.add_argument_group("judging")
     group.add_argument("--reference", metavar="NAMES", help=(
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     within = _percent("--same-within", args.same_within)
     limit = _percent("--fail-over", args.fail_over)
     across, references = _across(args.across), _names("--reference", args.reference)
-    sides = [_runs(text, args.out) for text in (args.a, args.b)]
+    sides = _sides((args.a, args.b), args.out)
     found = diff(*sides, references=() if references == [NO_REFERENCE] else references, across=across,
                  same_within=SAME_WITHIN if within is None else within)
     texts = {name: markdown(found) if name == "md" else to_json(found) for name in asked}
@@ -81,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
 def _exit_code(found: Diff, limit: float | None, output: Output) -> int:
     if limit is None:
         return 0
+    if not found.changes:
+        output.note(f"{WHO}: no row has a time in both, so none was held against --fail-over")
     slower, lost = found.slower_than(limit), found.regressions()
     if not slower and not lost:
         return 0
@@ -90,12 +94,24 @@ def _exit_code(found: Diff, limit: float | None, output: Output) -> int:
     return 1
 
 
-def _runs(text: str, folder: str) -> list[Run]:
-    """The runs of one side; a comma may also be part of a file's name."""
-    from attnbench.store.runfile import read
+def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
+    """The runs of each side; a run that counted twice would seem more certain than it is.
 
-    names = [text] if Path(text).exists() else _names("RUN", text) or []
-    return [read(find_run(name, folder, WHO), statistics=False) for name in names]
+    Raises:
+        UsageError: a run cannot be read, or is named twice.
+    """
+    seen: dict[str, Path] = {}
+    sides: list[list[Run]] = []
+    for text in texts:
+        sides.append([])
+        # A comma may also be part of a file's name.
+        for name in [text] if Path(text).exists() else _names("RUN", text) or []:
+            path, run = read_run(name, folder, WHO, statistics=False)
+            if run.id in seen:
+                raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {seen[run.id]} is", "each run once"))
+            seen[run.id] = path
+            sides[-1].append(run)
+    return sides
 
 
 def _names(flag: str, text: str | None) -> list[str] | None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import find_run
+from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal
+from attnbench.record import Run
+
+if TYPE_CHECKING:
+    from attnbench.store.layouts.base import Layout
 
 WHO = "attnbench export"
 
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="RUN", help="a run file, or the id of one in --out")
+    parser.add_argument("source", metavar="RUN", help="a run file, or the id of one in --out or in the history")
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
@@ -32,18 +36,19 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the run, then write what was asked for."""
     from attnbench.cli.formats import format_names, write_format
-    from attnbench.store.runfile import read
+    from attnbench.store.layouts import load_layout
 
     asked = flags.exports(args, WHO)
-    source = find_run(args.source, args.out, WHO)
     if args.layout is not None:
-        return _write_layout(source, args.layout, _layout_target(args, asked))
+        target = _layout_target(args, asked)
+        layout = load_layout(args.layout)
+        return _write_layout(read_run(args.source, args.out, WHO)[1], layout, target)
     if not asked or args.to is not None:
         wrong = "there is no output" if args.to is None else "--to goes with --layout"
         accepted = ", ".join(f"--{name} PATH" for name in format_names())
         raise UsageError(f"{WHO}: {wrong}; {accepted}, or --layout NAME [--to PATH]")
     flags.check_exports(asked, args.by)
-    found = read(source)
+    found = read_run(args.source, args.out, WHO)[1]
     written = [path for name, target in asked.items() for path in write_format(found, name, target, args.by)]
     if written:
         Output(results_to_stderr="-" in asked.values()).line(f"written: {', '.join(map(str, written))}")
@@ -66,16 +71,12 @@ def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
     return targets[0] if targets else "-"
 
 
-def _write_layout(source: Path, name: str, target: str) -> int:
-    from attnbench.store.layouts import load_layout
-    from attnbench.store.runfile import read
-
-    layout, output = load_layout(name), Output()
-    found = read(source)
+def _write_layout(found: Run, layout: Layout, target: str) -> int:
+    output = Output()
     if target == "-":
         text = layout.console(found)
         if text is None:
-            raise UsageError(refusal(WHO, "--layout", name, "prints nothing", "--to PATH"))
+            raise UsageError(refusal(WHO, "--layout", layout.name, "prints nothing", "--to PATH"))
         output.line(text.rstrip("\n"))
     else:
         output.line(f"written: {', '.join(map(str, layout.write(found, target)))}")

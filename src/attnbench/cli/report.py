@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import find_run
+from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 
@@ -22,7 +22,8 @@ def add_arguments(parser: Parser) -> None:
     from attnbench.report.plots import add_plot_arguments
 
     parser.add_argument("runs", nargs="+", metavar="RUN...", help=(
-        "run files, or ids of runs in --out; several stand in one page, their charts and rows joined"))
+        "run files, or ids of runs in --out or in the history; several stand in one page, their charts and rows "
+        "joined"))
     group = parser.add_argument_group("output")
     group.add_argument("--html", metavar="PATH", help=(
         "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
@@ -40,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.store.files import check_writable, write_bytes
 
     check_plot_arguments(WHO, args)
-    paths = [find_run(text, args.out, WHO) for text in args.runs]
-    target = args.html if args.html is not None or args.plots is not None else str(_beside(paths))
     ready()
-    if target not in (None, STDOUT):
+    if args.html not in (None, STDOUT):
+        check_writable(args.html)
+    paths, runs = _read(args.runs, args.out)
+    target = args.html
+    if target is None and args.plots is None:
+        target = str(_beside(paths))
         check_writable(target)
-    runs = _read(paths)
     written = []
     if target is not None:
         text = page(runs).encode("utf-8", "replace")
@@ -68,19 +71,17 @@ def _beside(paths: Sequence[Path]) -> Path:
     return paths[0].with_name(f"{paths[0].stem}{more}.html")
 
 
-def _read(paths: Sequence[Path]) -> list[Run]:
-    """The runs; one that is named twice has no place beside itself.
+def _read(names: Sequence[str], folder: str) -> tuple[list[Path], list[Run]]:
+    """The runs and where their files are; one that is named twice has no place beside itself.
 
     Raises:
-        UsageError: a file cannot be read, or two of them hold one run.
+        UsageError: a run cannot be read, or two names are of one.
     """
-    from attnbench.store.runfile import read
-
     found: dict[str, tuple[Path, Run]] = {}
-    for path in paths:
-        run = read(path)
+    for name in names:
+        path, run = read_run(name, folder, WHO)
         if run.id in found:
             first = found[run.id][0]
             raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {first} is", "each run once"))
         found[run.id] = (path, run)
-    return [run for _, run in found.values()]
+    return [path for path, _ in found.values()], [run for _, run in found.values()]

@@ -1,11 +1,15 @@
-"""Run files that exist: found by path or by id."""
+"""Runs that exist: found by path or by id, as files or in the history."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.record import Run
+
+ID = re.compile(r"[0-9a-f]{4,16}")
 
 
 def find_run(text: str, folder: str, who: str) -> Path:
@@ -19,18 +23,78 @@ def find_run(text: str, folder: str, who: str) -> Path:
     Raises:
         UsageError: there is none, or two of one id.
     """
+    path = _file(text, folder, who)
+    if path is not None:
+        return path
+    kept, why_not = _kept(text, folder)
+    if kept is not None:
+        line = shlex.join(["attnbench", "history", "--restore", kept[0]])
+        line += "" if folder == "results" else f" --out {shlex.quote(folder)}"
+        raise UsageError(refusal(who, "RUN", text, "is in the history alone", "a run file", f"{line} writes it"))
+    raise _nowhere(text, folder, who, why_not)
+
+
+def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tuple[Path, Run]:
+    """Read a run: its file, or where that is gone what the history has of it.
+
+    Args:
+        text: a path, or the id of a run in `folder` or in the history.
+        folder: where run files are kept.
+        who: for the message.
+        statistics: as for `runfile.read`.
+
+    Returns:
+        Where its file is, or was; and the run.
+
+    Raises:
+        UsageError: there is none, two of one id, or it cannot be read.
+    """
+    from attnbench.store.runfile import default_path, loads, read
+
+    path = _file(text, folder, who)
+    if path is not None:
+        return path, read(path, statistics=statistics)
+    kept, why_not = _kept(text, folder)
+    if kept is None:
+        raise _nowhere(text, folder, who, why_not)
+    run = loads(kept[1], who=kept[0], statistics=statistics)
+    return default_path(run, folder), run
+
+
+def _file(text: str, folder: str, who: str) -> Path | None:
     path = Path(text)
     if _is_file(path):
         return path
-    found = sorted(Path(folder).glob(f"*-{text}.json")) if re.fullmatch(r"[0-9a-f]{4,16}", text) else []
-    if len(found) == 1:
-        return found[0]
-    if found:
+    found = sorted(Path(folder).glob(f"*-{text}.json")) if ID.fullmatch(text) else []
+    if len(found) > 1:
         wrong = f"is the id of {len(found)} files in {folder}"
         raise UsageError(refusal(who, "RUN", text, wrong, "one of " + ", ".join(file.name for file in found)))
+    return found[0] if found else None
+
+
+def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
+    """Id and text of a run in the history of a folder; else nothing, and why it could not be asked."""
+    if not ID.fullmatch(text):
+        return None, ""
+    from attnbench.store.history.opening import open_history
+    from attnbench.store.history.place import find_place, is_installed
+    from attnbench.store.history.reading import ids, text_of
+    from attnbench.store.history.writing import SHORT_PATIENCE_S
+
+    try:
+        place = find_place(None, folder)
+        if place is None or (place.path is not None and not (place.path.is_file() and is_installed("sqlalchemy"))):
+            return None, ""
+        with open_history(place, write=False, patience_s=SHORT_PATIENCE_S) as history:
+            return (text_of(history, text) if ids(history, text) else None), ""
+    except AttnbenchError as error:
+        return None, f"the history could not be asked: {error}"
+
+
+def _nowhere(text: str, folder: str, who: str, why_not: str) -> UsageError:
     latest = sorted(Path(folder).glob("*.json"))[-1:]
-    todo = f"the latest is {latest[0]}" if latest else ""
-    raise UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", todo))
+    todo = why_not or (f"the latest is {latest[0]}" if latest else "")
+    return UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", todo))
 
 
 def _is_file(path: Path) -> bool:

@@ -56,6 +56,7 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
     if shown:
         paper.gap()
         paper.print(_table(shown, paper))
+        _seen_from(shown, paper)
     _lists(found, paper)
     for note in _remarks(shown, found):
         paper.item("note", note, style="yellow")
@@ -89,6 +90,7 @@ def to_json(found: Diff) -> str:
              "cycles_change", "memory_change_mb", "processes", "references", "remark")} for one in found.changes],
         "turned": [_named(key_of(one.a)) | {"a": one.a.status, "b": one.b.status, "reason": one.b.reason,
                                             "regression": one.is_regression} for one in found.turned],
+        "untimed": [_named(key_of(one)) for one in found.untimed],
         "removed": [_named(key_of(one)) for one in found.removed],
         "added": [_named(key_of(one)) for one in found.added],
         "notes": found.notes,
@@ -102,15 +104,14 @@ def summary(found: Diff) -> str:
     words = [f"{counts[verdict]} {verdict}" for verdict in LOUD if counts[verdict]]
     regressions = len(found.regressions())
     for count, word in ((regressions, "lost"), (len(found.turned) - regressions, "otherwise ended"),
+                        (len(found.untimed), "without times"),
                         (len(found.removed), "only in A"), (len(found.added), "only in B")):
         words += [f"{count} {word}"] if count else []
     return ", ".join(words)
 
 
 def _table(changes: Sequence[Change], paper: Paper) -> Table:
-    columns, cells = _cells(changes)
-    texts = {column.key: [*map(paper.words, _aligned(column, cells))] for column in columns}
-    kept = fitting(columns, texts, paper.width)
+    texts, kept = _fitting(changes, paper)
     table = paper.table()
     for column in kept:
         table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
@@ -121,6 +122,23 @@ def _table(changes: Sequence[Change], paper: Paper) -> Table:
         previous = one.a.case_id
         table.add_row(*line)
     return table
+
+
+def _fitting(changes: Sequence[Change], paper: Paper) -> tuple[dict[str, list[str]], list[Column]]:
+    """All texts, and the columns that the page has room for."""
+    columns, cells = _cells(changes)
+    texts = {column.key: [*map(paper.words, _aligned(column, cells))] for column in columns}
+    return texts, fitting(columns, texts, paper.width)
+
+
+def _seen_from(changes: Sequence[Change], paper: Paper) -> None:
+    """What could have been seen, where the page is too narrow for its column."""
+    if any(column.key == "smallest" for column in _fitting(changes, paper)[1]):
+        return
+    known = sorted(one.smallest for one in changes if one.smallest is not None)
+    if known:
+        ends = dict.fromkeys(map(_breadth, (known[0], known[-1])))
+        paper.item("seen from", " to ".join(ends) + " % (a wider terminal, --md or --json: row by row)", "dim")
 
 
 def _markdown_table(changes: Sequence[Change]) -> Iterator[str]:

@@ -69,6 +69,8 @@ class Diff:
     changes: tuple[Change, ...]
     "in the order of A"
     turned: tuple[Turned, ...]
+    untimed: tuple[Record, ...]
+    "rows of A that ended alike in B, without a time on both sides"
     removed: tuple[Record, ...]
     "only in A"
     added: tuple[Record, ...]

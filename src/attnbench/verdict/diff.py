@@ -52,6 +52,8 @@ def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None
     return Diff(
         a_ids=tuple(run.id for run in a), b_ids=tuple(run.id for run in b), changes=tuple(changes),
         turned=tuple(turned_of(rows)),
+        untimed=tuple(row.first(0) for row in rows if all(row.sides) and row.status(0) is row.status(1)
+                      and not (row.timed(0) and row.timed(1))),
         removed=tuple(row.first(0) for row in rows if not row.sides[1]),
         added=tuple(row.first(1) for row in rows if not row.sides[0]),
         notes=tuple(_notes(changes, a, b, cases, flags, leveled)), machines=tuple(_machines(a, b)),
@@ -96,7 +98,7 @@ def _change(row: Row, leveled: Leveled, judged: Judged, case: Sequence[Row]) -> 
 
 def _remark(judged: Judged, time: float, cycles: float | None, clock: float | None) -> str | None:
     if judged.low is None:
-        return "one process a side and no samples: nothing says how far apart two processes lie"
+        return "one process a side and fewer than three samples: nothing says how far apart two processes lie"
     if clock is None or cycles is None or abs(clock) < MOVED_APART:
         return None
     words = f"clock {_percent(clock)}, time {_percent(time)}, cycles {_percent(cycles)}"

@@ -84,6 +84,17 @@ def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun
             for row in rows]
 
 
+def ids(history: Connection, start: str) -> list[str]:
+    """Ids of the runs whose id is `start`, or else begins with it."""
+    from sqlalchemy import text
+
+    pattern = start.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    with history.begin():
+        found = history.execute(text("SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id"),
+                                {"start": pattern}).scalars().all()
+    return [start] if start in found else list(found)
+
+
 def text_of(history: Connection, run_id: str) -> tuple[str, str]:
     """A run as the file it was.
 
@@ -101,16 +112,13 @@ def text_of(history: Connection, run_id: str) -> tuple[str, str]:
 
     from attnbench.store.runfile import document
 
-    start = run_id.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    chosen = ids(history, run_id)
+    if len(chosen) > 1:
+        raise UsageError(refusal(WHO, "RUN", run_id, f"begins {len(chosen)} ids", f"one of {some(chosen)}"))
+    if not chosen:
+        raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history",
+                                 "an id that `attnbench history` lists"))
     with history.begin():
-        found = history.execute(text("SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id"),
-                                {"start": start}).scalars().all()
-        chosen = [run_id] if run_id in found else list(found)
-        if len(chosen) > 1:
-            raise UsageError(refusal(WHO, "RUN", run_id, f"begins {len(chosen)} ids", f"one of {some(chosen)}"))
-        if not chosen:
-            raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history",
-                                     "an id that `attnbench history` lists"))
         row = history.execute(text('SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id'),
                               {"id": chosen[0]}).one()
         bodies = history.execute(text("SELECT body FROM attnbench_records WHERE run = :key ORDER BY place"),
