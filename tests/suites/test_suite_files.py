@@ -99,6 +99,8 @@ def test_the_configurations_of_seed_000():
                      (8, 512, 8, 32, 64, 32, 4), (16, 1024, 8, 32, 64, 32, 4)]
     assert {(one.dtype, one.mode, one.lengths) for one in cases(suite).values()} == {("fp32", "fwd", "full")}
     assert (suite.layout, suite.settings) == ("seed-000", {"warmup": 10, "iterations": 100, "seed": 42})
+    assert suite.backends == ("hstu-meta-triton", "hstu-triton", "hstu-bsa-triton", "hstu-eager")
+    assert suite.baseline == "hstu-meta-triton|hstu-triton|hstu-eager"  # the original where it can run
     small = cases(load_suite("hstu-bsa", "cpu"))
     assert list(small) == list(cases(suite))[:3]
 
