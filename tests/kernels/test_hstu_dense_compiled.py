@@ -3,7 +3,6 @@ are the tensor cores'."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from attnbench.kernels import hstu_dense as dense
 from attnbench.kernels import hstu_dense_backward, hstu_dense_forward
 from attnbench.kernels.hstu_dense_configs import config_of, tuned
 
-from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+from .aot import NO_OLDEST, compile_with, recorded, tritons
 
 KERNELS = ("hstu_dense_backward_columns", "hstu_dense_backward_rows", "hstu_dense_backward_round")
 ATOMS = ("RED", "REDG", "ATOM", "ATOMG", "UTMAREDG")
@@ -57,51 +56,42 @@ def jobs_of(kernel, row, capability, *, every_mask=False):
                                f"{job.constants.get('PART', '')}{' every mask' * every_mask}") for job in jobs]
 
 
-def all_jobs() -> list[Job]:
+def jobs_to_hold(kernel, *, oldest):
+    """Every default of a kernel; the oldest Triton is spared fp32 and the masks, which take as long again."""
     jobs = []
-    for kernel in ("forward", "rows", "columns", "atomic"):
-        for row in tuned(kernel):
-            # fp32 over 128 dims spills: three TF32 products for one are more than the registers hold.
-            cards = [] if row["item_bytes"] == 4 and row["dim"] > 128 else row.get("cards", [8])
-            for card in cards if cards != [0] else []:
-                jobs += jobs_of(kernel, row, card * 10)
-        (hopper, *_) = (row for row in tuned(kernel) if row.get("cards") == [9])
-        jobs += jobs_of(kernel, hopper, 90, every_mask=True) if kernel != "atomic" else []
+    for row in tuned(kernel):
+        # fp32 over 128 dims spills: three TF32 products for one are more than the registers hold.
+        cards = [] if row["item_bytes"] == 4 and (row["dim"] > 128 or oldest) else row.get("cards", [8])
+        for card in cards if cards != [0] else []:
+            jobs += jobs_of(kernel, row, card * 10)
+        if row.get("cards") == [9] and row["dim"] == 128 and kernel != "atomic" and not oldest:
+            jobs += jobs_of(kernel, row, 90, every_mask=True)
     return jobs
 
 
-JOBS = {job.label: job for job in all_jobs()}
-ALIKE = {label: job for label, job in JOBS.items() if "4-byte" not in label and "every" not in label}
-"What the oldest Triton compiles too: the rest takes it as long again and is of no speed bar."
-EACH = [*(("pinned", label) for label in JOBS), *(("3.6", label) for label in ALIKE)]
+def faults(job, one):
+    """What of a compiled default is not as it should be."""
+    wrong = [f"{one.spills} spills"] * (one.spills > 0) + ["serialized"] * one.serialized
+    wrong += ["no tensor core"] * (one.tensor_core == 0)
+    if job.capability == 90 and "2-byte" in job.label:
+        wrong += ["products of single warps"] * (one.sass["HGMMA"] != one.tensor_core)
+        wrong += ["TMA"] * ((one.sass.get("UTMALDG", 0) > 0) != job.constants["TMA"])
+    room = {80: 163, 90: 227, 100: 227}[job.capability] * 1024
+    wrong += [f"{one.shared} bytes of shared memory"] * (one.shared > room)
+    adds = any(one.sass.get(name, 0) for name in ATOMS)
+    return wrong + ["atomics"] * (adds != ("atomic" in job.label and " dv" not in job.label))
 
 
-@pytest.fixture(scope="module")
-def found():
-    with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda name: compile_with({name: tritons()[name]}, list(
-            (JOBS if name == "pinned" else ALIKE).values()))[name], tritons())
-    return dict(zip(tritons(), answers, strict=True))
-
-
-@pytest.mark.parametrize(("version", "label"), EACH)
-def test_a_default_spills_nothing_and_uses_the_tensor_cores(found, version, label):
-    if version not in found:
+# One test compiles all of a kernel's: a fixture would be made anew by each worker that runs tests of this file.
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+@pytest.mark.parametrize("kernel", ["forward", "rows", "columns", "atomic"])
+def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
+    if version not in tritons():
         pytest.skip(NO_OLDEST)
-    one, job = found[version][label], JOBS[label]
-    assert one.spills == 0
-    assert one.tensor_core > 0
-    assert not one.serialized
-    if job.capability == 90 and "2-byte" in label:
-        assert one.sass["HGMMA"] == one.tensor_core
-        assert (one.sass.get("UTMALDG", 0) > 0) == job.constants["TMA"]
-    assert one.shared <= {80: 163, 90: 227, 100: 227}[job.capability] * 1024
-
-
-@pytest.mark.parametrize("label", JOBS)
-def test_only_what_says_so_adds_by_atomics(found, label):
-    adds = any(found["pinned"][label].sass.get(name, 0) for name in ATOMS)
-    assert adds == ("atomic" in label and " dv" not in label)
+    jobs = jobs_to_hold(kernel, oldest=version != "pinned")
+    found = compile_with({version: tritons()[version]}, jobs)[version]
+    assert {job.capability for job in jobs} == {80, 90, 100}
+    assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
 
 
 def test_every_card_precision_dim_and_length_has_a_default():

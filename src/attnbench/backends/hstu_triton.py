@@ -57,7 +57,9 @@ class HstuTriton(HstuBackend):
 
 
 def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) -> dict[str, dict[str, Any]]:
-    return {f"{kernel[0]}{rows}x{keys}w{warps}s{stages}" + "".join(f"-{name}{value}" for name, value in more.items()):
+    return {f"{kernel[0]}{rows}x{keys}w{warps}s{stages}"
+            + "".join(f"-{name}{value:d}" if isinstance(value, bool) else f"-{name}{value}" for name, value in
+                      more.items()):
             {kernel: {"block_m": rows, "block_n": keys, "warps": warps, "stages": stages, **more}}
             for rows, keys, warps, stages in cuts}
 
@@ -65,8 +67,9 @@ def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) 
 _WHOLE = ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
           (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3))
 _FORWARD = (
-    _space("forward", _WHOLE)
-    | _space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128)
+    _space("forward", _WHOLE, ahead=False)
+    | _space("forward", _WHOLE, ahead=True)
+    | _space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, ahead=False)
     | _space("forward", ((128, 64, 8, 3),), masked_stages=2)
     | _space("forward", ((128, 64, 8, 3),), loads="pointer")
     | _space("forward", ((128, 64, 8, 3),), section_mib=8.0)

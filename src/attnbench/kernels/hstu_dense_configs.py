@@ -52,6 +52,9 @@ class _Tiles:
 class ForwardConfig(_Tiles):
     """Cut of the forward kernel."""
 
+    ahead: bool = False
+    "the scores of a tile are there before the product with the last one's values: SiLU is worked out beside it"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnConfig(_Tiles):

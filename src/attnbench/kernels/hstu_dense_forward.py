@@ -45,7 +45,7 @@ def hstu_dense_forward(
     CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
+    MASKED_STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):
     """The output of a tile of rows."""
     # Which tile: the longest rows of a section of pairs first.
@@ -67,12 +67,29 @@ def hstu_dense_forward(
     begin, whole, split, end, own, count = tiles_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX,
                                                          HAS_TARGETS, HAS_WINDOW, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
-        k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-        v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
-        weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
-        acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+    if AHEAD:
+        if whole < split:
+            k = load_whole(k_base, k_desc, whole * BLOCK_N, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
+            for at in tl.range(whole * BLOCK_N, (split - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
+                following = at + BLOCK_N
+                k = load_whole(k_base, k_desc, following, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+                acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+                # Beside the product above, which nothing waits for until here is done.
+                weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            at = (split - 1) * BLOCK_N
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+    else:
+        for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
+            k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
@@ -112,4 +129,5 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
         group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
         problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
-        **blocks_of(attn_dim, linear_dim), TMA=tma, **config.options())
+        **blocks_of(attn_dim, linear_dim), TMA=tma, AHEAD=config.ahead,
+        **config.options())
