@@ -1,0 +1,93 @@
+"""What only a card can show of the dense HSTU kernels: graphs, the same bits twice, and every cut that can be chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, resolve
+from attnbench.check.examine import examine
+from attnbench.check.reference import References
+from attnbench.workloads.hstu import WORKLOAD
+from attnbench.workloads.hstu.inputs import make_inputs
+
+pytestmark = pytest.mark.gpu
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 3, "seqlen": 1000, "nheads": 2, "attn_dim": 128, "dtype": "bf16", "mode": "fwd-bwd",
+                          "lengths": "1000:129:1"} | values)
+
+
+def make(case, seed=1):
+    return make_inputs(case, seed=seed, kind="normal", device="cuda")
+
+
+def test_a_call_is_captured_in_a_graph_and_replayed_on_new_values():
+    case = case_of(num_targets="20:5:0", contextual_len=3)
+    first, second = make(case), make(case, seed=2)
+    with resolve("hstu-triton[deterministic]", case).session(case, first) as launch:
+        both = launch.call("fwd-bwd")
+        both()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            both()
+        launch.reload(second)
+        both()
+        want = {name: tensor.clone() for name, tensor in launch.outputs().items()}
+        for tensor in launch.outputs().values():
+            tensor.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        for name, tensor in launch.outputs().items():
+            assert torch.equal(tensor, want[name]), name
+
+
+@pytest.mark.parametrize("selector", ["hstu-triton", "hstu-triton[deterministic]"])
+def test_what_has_one_order_of_sums_has_the_same_bits_twice(selector):
+    case = case_of(lengths="full")
+    with resolve(selector, case).session(case, make(case)) as launch:
+        runs = []
+        for _ in range(2):
+            launch.call("fwd-bwd")()
+            runs.append({name: tensor.clone() for name, tensor in launch.outputs().items()})
+    names = runs[0] if "[" in selector else ("out", "dk", "dv")
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in names)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
+def test_every_cut_is_right_or_does_not_fit_the_card(mode, dim):
+    case = case_of(mode=mode, attn_dim=dim, num_targets="20:0:1")
+    backend, inputs = all_backends()["hstu-triton"], [make(case, seed) for seed in (1, 2)]
+    backend.check(case, Machine("cuda", torch.cuda.get_device_capability()))
+    references, wrong, ran = References(WORKLOAD, case, *inputs), [], 0
+    for config in backend.configs(case):
+        try:
+            with type(backend)(config).session(case, inputs[0]) as launch:
+                outcome = examine(launch, references, variant="hstu", budget=backend.budget(case))
+        except Exception as error:
+            # Triton's own word for too much shared memory or too many registers.
+            if type(error).__name__ != "OutOfResources":
+                raise
+            continue
+        ran += 1
+        wrong += [] if outcome.ok else [f"{config.short}: {outcome.reason}"]
+    assert not wrong, "\n".join(wrong)
+    assert ran > 10
+
+
+def test_slices_of_one_tensor_need_no_copy():
+    from attnbench.kernels.hstu_dense import hstu_attention
+
+    offsets = torch.tensor([0, 700, 1001], device="cuda")
+    fused = torch.randn(1001, 2, 3 * 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    q, k, v = fused.split(64, dim=2)
+    out = hstu_attention(q, k, v, offsets, 700, validate=True, deterministic=True)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), fused)
+    alone = [x.detach().contiguous().requires_grad_() for x in (q, k, v)]
+    want = hstu_attention(*alone, offsets, 700, deterministic=True)
+    assert torch.equal(out, want)
+    assert torch.equal(grad, torch.cat(torch.autograd.grad(want.float().square().sum(), alone), dim=2))
