@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from attnbench.cli import main
 from attnbench.report import html
 from attnbench.store.runfile import write
 from made_up_run import make_case, make_group, make_run
@@ -151,14 +153,45 @@ def test_html_of_an_import(attnbench):
 def test_without_its_libraries_it_says_what_to_install_before_anything_is_measured(
     attnbench, run_file, sweep, monkeypatch, words
 ):
-    monkeypatch.setattr(html, "find_spec", lambda name: None if name == "altair" else object())
+    monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None if name == "altair" else object())
     answer = attnbench(words)
     assert answer.code == 3
-    assert answer.err == ("report: module=altair is not installed; what the charts are drawn with; "
-                          "pip install altair\n")
+    assert answer.err.removeprefix("attnbench ") == (
+        "report: module=altair is not installed; what the charts are drawn with; pip install altair\n")
     assert answer.out == ""
     assert sweep.runs == []
     assert not list(Path().glob("*.html"))
+
+
+@pytest.mark.parametrize("words", ["report sweep.json", "report sweep.json --plots plots"])
+def test_a_library_that_is_there_and_does_not_work_is_one_line(attnbench, run_file, monkeypatch, words):
+    def broken(name):
+        raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.32' not found")
+
+    monkeypatch.setattr("attnbench.report.libraries.import_module", broken)
+    answer = attnbench(words)
+    assert (answer.code, answer.out) == (3, "")
+    assert "module=altair cannot be imported (libstdc++.so.6: version" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["report sweep.json --html -", "export sweep.json --html -",
+                                   "export sweep.json --csv -", "export sweep.json --md -"])
+def test_stdout_gets_the_letters_of_the_file_whatever_the_terminal_has(attnbench, run_file, monkeypatch, words):
+    attnbench(words[:-1] + "file")
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert main(words.split()) == 0
+    stream.flush()
+    assert stream.buffer.getvalue() == Path("file").read_bytes()
+    assert not stream.buffer.getvalue().isascii() or "csv" in words
+
+
+def test_stdout_is_no_folder_of_pictures(attnbench, run_file):
+    answer = attnbench("report sweep.json --plots -")
+    assert answer.code == 2
+    assert answer.err == "attnbench report: --plots=- is stdout; a folder, or the name of one to be made\n"
+    assert not Path("-").exists()
 
 
 def test_help_needs_no_library(attnbench, monkeypatch):

@@ -208,7 +208,7 @@ def test_flags_that_say_how_but_not_where(tmp_path):
 
 
 def test_a_missing_library_is_named_before_anything_is_drawn(monkeypatch, tmp_path):
-    monkeypatch.setattr("attnbench.report.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None)
     for refused in (lambda: write_plots([make_run()], tmp_path / "new"),
                     lambda: check_plot_arguments("attnbench report", arguments("--plots", str(tmp_path / "new")))):
         with pytest.raises(Unavailable, match=r"module=altair is not installed; .*; pip install altair$"):

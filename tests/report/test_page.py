@@ -255,7 +255,7 @@ def test_cases_share_their_charts_forms():
 
 
 def test_a_missing_library_is_one_line(monkeypatch):
-    monkeypatch.setattr(html, "find_spec", lambda name: None if name == "vl_convert" else object())
+    monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None if name == "vl_convert" else object())
     line = r"report: module=vl_convert is not installed; .*; pip install vl-convert-python"
     with pytest.raises(Unavailable, match=line):
         html.ready()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the runs, then write what was asked for."""
     from attnbench.report.html import page, ready
     from attnbench.report.plots import check_plot_arguments, write_plots
-    from attnbench.store.files import check_writable, write_bytes
+    from attnbench.store.files import check_writable, write_bytes, write_stdout
 
     check_plot_arguments(WHO, args)
     ready()
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if target is not None:
         text = page(runs).encode("utf-8", "replace")
         if target == STDOUT:
-            sys.stdout.write(text.decode())
+            write_stdout(text)
         else:
             write_bytes(target, text)
             written.append(target)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.report.charts import figures
 from attnbench.report.charts.base.figure import Figure, Spec
 from attnbench.report.charts.base.ink import config
 from attnbench.report.charts.base.over import figures_over
 from attnbench.report.charts.base.panels import LENGTH
+from attnbench.report.libraries import require
 from attnbench.store.files import check_writable, write_bytes
 
 WIDTH = 640
@@ -25,8 +25,8 @@ VERSION = "6.4"
 FONT = "Liberation Sans, Arial, sans-serif"
 FORMATS = ("png", "svg")
 WHO = "attnbench report"
-LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python"}
-"What makes the charts and what draws them, and what pip calls it."
+LIBRARIES = ("altair", "vl_convert")
+"What makes the charts and what draws them."
 
 
 def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
@@ -122,10 +122,9 @@ def _written(found: Iterable[Figure], folder: Path, formats: Sequence[str]) -> I
 
 
 def _ready(folder: Path) -> None:
-    for module, package in LIBRARIES.items():
-        if find_spec(module) is None:
-            raise Unavailable(refusal(WHO, "module", module, "is not installed", "what the charts are drawn with",
-                                      f"pip install {package}"))  # fmt: skip
+    require(WHO, LIBRARIES)
+    if str(folder) == "-":
+        raise UsageError(refusal(WHO, "--plots", folder, "is stdout", "a folder, or the name of one to be made"))
     if folder.exists() and not folder.is_dir():
         raise UsageError(refusal(WHO, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
     check_writable(folder / "a.png")

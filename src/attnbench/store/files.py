@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             _replace(path.resolve(), data)
     except (OSError, ValueError) as error:
         raise _refused(path, error) from None
+
+
+def write_stdout(data: bytes) -> None:
+    """Hand `data` to stdout as a file would have it, whatever the letters of the terminal."""
+    sys.stdout.flush()
+    if (raw := getattr(sys.stdout, "buffer", None)) is not None:
+        raw.write(data)
+    else:  # a notebook has text alone
+        sys.stdout.write(data.decode("utf-8", "replace"))
 
 
 def _check_unlocked(path: Path) -> None:

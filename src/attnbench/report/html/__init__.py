@@ -7,14 +7,10 @@ filters them, lists all rows, and draws each chart when it comes into view.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-from attnbench.errors import Unavailable, refusal
 from attnbench.record import Run
+from attnbench.report.libraries import PACKAGES, require
 from attnbench.store.exports.base import Exporter
-
-LIBRARIES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
-"""What draws the charts and fills the template, and what pip calls it; a card's machine often has none of them."""
 
 
 def ready() -> None:
@@ -23,10 +19,7 @@ def ready() -> None:
     Raises:
         Unavailable: a library is missing; the line says what installs it.
     """
-    for module, package in LIBRARIES.items():
-        if find_spec(module) is None:
-            raise Unavailable(refusal("report", "module", module, "is not installed",
-                                      "what the charts are drawn with", f"pip install {package}"))
+    require("report", PACKAGES)
 
 
 def page(runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.store import scan
 from attnbench.store.exports.base import Exporter
-from attnbench.store.files import check_writable, write_bytes
+from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.split import part_path, split
 
 STDOUT = "-"
@@ -80,7 +80,7 @@ def export(
     check_target(name, target, by, load=load)
     exporter = load(name)
     if str(target) == STDOUT:
-        sys.stdout.write(exporter.render(run).decode())
+        write_stdout(exporter.render(run))
         return []
     parts = split(run, [by]) if by is not None else {"": run}
     paths = [part_path(target, label) for label in parts]

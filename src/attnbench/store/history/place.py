@@ -68,6 +68,11 @@ def require_sqlalchemy() -> None:
     for module in ("sqlalchemy", "alembic"):
         if not is_installed(module):
             raise Unavailable(f"{WHO}: module={module} is not installed; pip install sqlalchemy alembic")
+    try:
+        import sqlalchemy  # noqa: F401  # it may be there and not work
+    except ImportError as error:
+        raise Unavailable(f"{WHO}: module=sqlalchemy cannot be imported ({' '.join(str(error).split())}); "
+                          "pip install sqlalchemy alembic") from None
 
 
 def is_installed(module: str) -> bool:
