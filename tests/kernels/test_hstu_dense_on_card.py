@@ -1,4 +1,4 @@
-"""What only a card can show of the dense HSTU kernels: graphs, the same bits twice, and every cut that can be chosen."""
+"""What only a card can show of the dense HSTU kernels: graphs, the same bits twice, and every cut there is."""
 
 from __future__ import annotations
 

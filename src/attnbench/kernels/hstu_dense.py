@@ -78,7 +78,8 @@ class _HstuAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
                 backward: BackwardConfig) -> Tensor:
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-        launch_forward(q, k, v, out, problem, forward)
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            launch_forward(q, k, v, out, problem, forward)
         ctx.save_for_backward(q, k, v)
         ctx.problem, ctx.config = problem, backward
         return out
@@ -90,7 +91,8 @@ class _HstuAttention(torch.autograd.Function):
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         shape = workspace_shape(q, ctx.config)
         workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
-        launch_backward(q, k, v, dout, dq, dk, dv, ctx.problem, ctx.config, workspace)
+        with torch.cuda.device_of(q):
+            launch_backward(q, k, v, dout, dq, dk, dv, ctx.problem, ctx.config, workspace)
         return dq, dk, dv, None, None, None
 
 

@@ -71,7 +71,8 @@ def takes_tma(x: Tensor) -> bool:
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     item = x.element_size()
-    return x.data_ptr() % 16 == 0 and all(stride * item % 16 == 0 and stride for stride in x.stride()[:2])
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(
+        stride * item % 16 == 0 and stride for stride in x.stride()[:2])
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
