@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,6 +14,11 @@ import pytest
 
 import attnbench
 from attnbench.errors import RunFileError, Unavailable, UsageError
+from attnbench.store.history.opening import open_history
+from attnbench.store.history.place import find_place
+from attnbench.store.history.reading import list_runs
+from attnbench.store.history.writing import keep
+from attnbench.store.runfile import write
 
 pytest_plugins = ["pytester"]
 
@@ -92,6 +98,7 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     made = attnbench.run("minimal", device="cpu", backends=["sdpa-math"], save=path, warmup=1, iterations=3,
                          axes={"seqlen": [64], "dtype": ["fp32"]})
     assert [record.status for record in made.run.records] == ["passed"]
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]  # no history that nobody asked for
     loaded = attnbench.load(path)
     assert loaded.run == made.run
     frame = loaded.to_pandas()
@@ -101,6 +108,19 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     cut.write_text(path.read_text()[:100])
     with pytest.raises(RunFileError, match=r"cut\.json"):
         attnbench.load(cut)
+
+
+def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: write(run, path) and run)
+    (tmp_path / "history.sqlite").write_bytes(b"no database " * 100)
+    with pytest.warns(UserWarning, match=r"not in the history .* is not a database; .*attnbench history --add"):
+        made = attnbench.run("minimal", device="cpu", save=tmp_path / "run.json")
+    assert attnbench.load(tmp_path / "run.json").run.id == made.run.id
+    (tmp_path / "history.sqlite").unlink()
+    keep(write(dataclasses.replace(made.run, id="00000001"), tmp_path / "other.json"))
+    again = attnbench.run("minimal", device="cpu", save=tmp_path / "run.json").run.id
+    with open_history(find_place(None, tmp_path, {}), write=False) as history:
+        assert {run.id for run in list_runs(history)} == {"00000001", again}
 
 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

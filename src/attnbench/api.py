@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -245,7 +246,8 @@ def run(
         backends: names in place of the suite's.
         baseline: to compare with.
         files: paths of files with backends of your own.
-        save: run file, written after every group.
+        save: run file, written after every group; where a history is beside it, or the environment names one
+            (``ATTNBENCH_HISTORY``), the finished run is added to that.
         axes: a value or several by axis name, in place of the suite's.
         settings: further fields of `record.Settings`.
 
@@ -278,7 +280,19 @@ def run(
     check_settings(planned)
     if save is not None:
         check_writable(save)
-    return Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))
+    found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))
+    if save is not None:
+        _remember(Path(save))
+    return found
+
+
+def _remember(path: Path) -> None:
+    """Add a run file to the history that is there; a script gets no database it did not ask for."""
+    from attnbench.store.history.writing import keep
+
+    missed = keep(path, make=False)
+    if missed is not None:
+        warnings.warn(missed, stacklevel=3)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -148,6 +148,18 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     assert "cannot be opened (Not a directory); a file in a folder you may read and write" in one_line(error)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_said(open_folder):
+    inner = find_place(None, open_folder / "inner", {})
+    fill(inner, [numbered(0)])
+    listed(inner)  # imports what it needs, as long as it may
+    with no_rights(open_folder):
+        for write in (False, True):
+            with pytest.raises(UsageError) as error, open_history(inner, write=write):
+                pass
+            assert "cannot be opened" in one_line(error)
+    inner.path.parent.chmod(0o700)
+
+
 def test_a_folder_that_takes_no_file_is_said(open_folder):
     place = find_place(None, open_folder, {})
     fill(find_place(None, open_folder / "other", {}), [numbered(0)])
@@ -309,7 +321,10 @@ SECRET = "s3cr3t-p4ss"
     (f"me:{SECRET}@localhost", "is not the URL of a database"),
     (f"mysql://me:{SECRET}@localhost/x", "--db=mysql: is a database that is not supported"),
     (f"nonsense://me:{SECRET}@localhost/x", "is a database that is not supported"),
+    (f"postgresql://me:begin@{SECRET}@localhost/x", "an @ in a password is written %40"),
     ("sqlite://", "--db=sqlite: names no file; sqlite:///FILE"),
+    ("sqlite:///a%00b", "--db=sqlite: names no file; sqlite:///FILE"),
+    ("sqlite:///" + 300 * "x", "cannot be opened (File name too long)"),
 ])
 def test_a_wrong_address_is_said_without_its_password(url, words, tmp_path):
     with pytest.raises((UsageError, Unavailable)) as error, open_history(find_place(url, tmp_path), write=False):
@@ -357,6 +372,19 @@ def test_a_finished_run_is_kept_without_a_word(tmp_path):
     assert keep(path) is None
     assert keep(path) is None
     assert listed(find_place(None, tmp_path, {})) == ["00000000"]
+
+
+def test_a_script_adds_to_a_history_that_is_there_and_makes_none(tmp_path, monkeypatch):
+    first, second = (runfile.write(numbered(number), tmp_path / f"{number}.json") for number in (0, 1))
+    monkeypatch.delenv("ATTNBENCH_HISTORY", raising=False)
+    assert keep(first, make=False) is None
+    assert not (tmp_path / "history.sqlite").exists()
+    keep(first)
+    assert keep(second, make=False) is None
+    assert listed(find_place(None, tmp_path, {})) == ["00000001", "00000000"]
+    monkeypatch.setenv("ATTNBENCH_HISTORY", f"sqlite:///{tmp_path}/named.sqlite")
+    assert keep(first, make=False) is None
+    assert listed(find_place(f"sqlite:///{tmp_path}/named.sqlite", tmp_path)) == ["00000000"]
 
 
 def test_where_sqlalchemy_is_missing_nothing_is_kept_and_nothing_said(tmp_path, monkeypatch):

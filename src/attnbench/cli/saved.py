@@ -65,7 +65,7 @@ def _file(text: str, folder: str, who: str) -> Path | None:
     path = Path(text)
     if _is_file(path):
         return path
-    found = sorted(Path(folder).glob(f"*-{text}.json")) if ID.fullmatch(text) else []
+    found = _files(folder, f"*-{text}.json") if ID.fullmatch(text) else []
     if len(found) > 1:
         wrong = f"is the id of {len(found)} files in {folder}"
         raise UsageError(refusal(who, "RUN", text, wrong, "one of " + ", ".join(file.name for file in found)))
@@ -83,7 +83,7 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
 
     try:
         place = find_place(None, folder)
-        if place is None or (place.path is not None and not (place.path.is_file() and is_installed("sqlalchemy"))):
+        if place is None or (place.path is not None and not (_is_file(place.path) and is_installed("sqlalchemy"))):
             return None, ""
         with open_history(place, write=False, patience_s=SHORT_PATIENCE_S) as history:
             return (text_of(history, text) if ids(history, text) else None), ""
@@ -92,9 +92,16 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
 
 
 def _nowhere(text: str, folder: str, who: str, why_not: str) -> UsageError:
-    latest = sorted(Path(folder).glob("*.json"))[-1:]
+    latest = _files(folder, "*.json")[-1:]
     todo = why_not or (f"the latest is {latest[0]}" if latest else "")
     return UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", todo))
+
+
+def _files(folder: str, pattern: str) -> list[Path]:
+    try:
+        return sorted(Path(folder).glob(pattern))
+    except (OSError, ValueError):
+        return []
 
 
 def _is_file(path: Path) -> bool:

@@ -69,7 +69,7 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
     path = place.path
     if write:
         _make_folder(place)
-    elif not path.exists():
+    elif not _is_there(place):
         raise UsageError(refusal(WHO, "db", place.name, "is not there", "a history that runs were added to",
                                  "attnbench history --add RESULTS fills one from run files"))
     engine = create_engine("sqlite://", poolclass=NullPool, hide_parameters=True,
@@ -80,13 +80,26 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
     return engine
 
 
+def _is_there(place: Place) -> bool:
+    assert place.path is not None
+    try:
+        return place.path.exists()
+    except (OSError, ValueError) as error:  # a folder that may not be looked into, too long a name, a NUL
+        raise _closed(place, error) from None
+
+
+def _closed(place: Place, error: OSError | ValueError) -> UsageError:
+    why = getattr(error, "strerror", None) or str(error)
+    return UsageError(refusal(WHO, "db", place.name, f"cannot be opened ({why})",
+                              "a file in a folder you may read and write"))
+
+
 def _make_folder(place: Place) -> None:
     assert place.path is not None
     try:
         place.path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(refusal(WHO, "db", place.name, f"cannot be opened ({error.strerror})",
-                                 "a file in a folder you may read and write")) from None
+    except (OSError, ValueError) as error:
+        raise _closed(place, error) from None
 
 
 def _connect(path: Path, write: bool, patience_s: float) -> sqlite3.Connection:

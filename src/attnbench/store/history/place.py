@@ -95,11 +95,13 @@ def _parse(text: str, field: str) -> Place:
         raise UsageError(f"{WHO}: {field} is not the URL of a database; {ACCEPTED}") from None
     kind = url.get_backend_name() if url.drivername != "postgres" else "postgresql"
     if kind == "sqlite":
-        if not url.database or url.database == ":memory:":
+        if not url.database or url.database == ":memory:" or "\0" in url.database:
             raise UsageError(refusal(WHO, field, "sqlite:", "names no file", "sqlite:///FILE"))
         return Place(url.database, Path(url.database))
     if kind != "postgresql":
         raise UsageError(refusal(WHO, field, f"{kind}:", "is a database that is not supported", ACCEPTED))
+    if "@" in (url.host or ""):  # the rest of a password
+        raise UsageError(f"{WHO}: {field} has two @; {ACCEPTED}; an @ in a password is written %40")
     name = "postgresql://" + (url.host or str(url.query.get("host", ""))) + (f":{url.port}" if url.port else "")
     name += f"/{url.database or ''}"
     if not is_installed("psycopg"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.store.history.entry import SERIES, Entry, Identity, entry_of, unpack
 from attnbench.store.history.opening import open_history
-from attnbench.store.history.place import WHO, find_place, is_installed
+from attnbench.store.history.place import VARIABLE, WHO, find_place, is_installed
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -27,10 +28,14 @@ CHUNK = 500
 """Values of one IN (...): databases bound how many a statement may have."""
 
 
-def keep(path: Path) -> str | None:
+def keep(path: Path, *, make: bool = True) -> str | None:
     """Add the finished run file at `path` to the history beside it, or to where the environment says.
 
     Never fails: the run file is the truth, and it is written.
+
+    Args:
+        path: of the run file.
+        make: a history beside it where there is none and the environment names none.
 
     Returns:
         What went wrong, in one line; None where nothing did, or where SQLAlchemy is not installed.
@@ -42,7 +47,8 @@ def keep(path: Path) -> str | None:
     todo = f"to add it: attnbench history --add {path}"
     try:
         place = find_place(None, path.parent)
-        if place is not None:
+        named = bool(os.environ.get(VARIABLE, "").strip())
+        if place is not None and (make or named or (place.path is not None and place.path.is_file())):
             with open_history(place, write=True, patience_s=SHORT_PATIENCE_S) as history:
                 add(history, read(path))
     except Exception as error:  # whatever it is, it must not take along a run that is measured and written
