@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import sys
 import types
 from dataclasses import replace
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from attnbench.backends.base import Budget, Machine
+from attnbench.backends.checkouts import name_checkouts
 from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
-from attnbench.errors import Unavailable, Unsupported, WorkerError
+from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD, oracle
 from attnbench.workloads.hstu.inputs import make_inputs
@@ -309,3 +311,14 @@ def test_meta_names_what_the_folder_or_this_python_lacks(checkout, monkeypatch):
 def test_meta_refuses_what_it_does_not_compute(values, words):
     with pytest.raises(Unsupported, match=f"hstu-meta-triton: {words}"):
         all_backends()["hstu-meta-triton"].check(case_of(**values), HOPPER)
+
+
+def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
+    monkeypatch.delenv("ATTNBENCH_GENERATIVE_RECOMMENDERS")
+    monkeypatch.chdir(checkout.parent)
+    name_checkouts([checkout.name], "attnbench run")
+    assert os.environ["ATTNBENCH_GENERATIVE_RECOMMENDERS"] == str(checkout)
+    all_backends()["hstu-meta-triton"].probe()
+    with pytest.raises(UsageError, match=r"^attnbench run: --path=\S+ is no checkout that a backend looks for; a "
+                                         r"folder that holds generative_recommenders/ops/\S+ \(hstu-meta-triton\)$"):
+        name_checkouts([str(checkout / "generative_recommenders")], "attnbench run")

@@ -177,3 +177,10 @@ def test_a_name_that_no_file_can_have_is_no_traceback(attnbench, sweep, words):
     assert answer.code == 2
     assert answer.err.count("\n") == 1
     assert sweep.runs == []
+
+
+def test_a_path_that_is_no_checkout(attnbench, tmp_path):
+    found = attnbench(["run", "quick", "--path", str(tmp_path)])
+    assert found.code == 2
+    assert found.err.startswith(f"attnbench run: --path={tmp_path} is no checkout that a backend looks for; ")
+    assert len(found.err.splitlines()) == 1

@@ -109,6 +109,8 @@ class Backend(ABC):
     "the line that installs it, or 'part of torch'; {max_jobs} is left for who shows it to fill in"
     module: ClassVar[str | None] = None
     "the very module the session imports, asked for with find_spec"
+    checkout: ClassVar[str | None] = None
+    "of a library that is on no index: the environment variable that names the folder to import `module` from"
     distribution: ClassVar[str] = "torch"
     "the package whose version the record carries"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)

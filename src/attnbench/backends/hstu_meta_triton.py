@@ -1,7 +1,7 @@
 """``hstu-meta-triton``: Meta's Triton kernels for HSTU attention, from a checkout of generative-recommenders.
 
-They are on no package index: ``ATTNBENCH_GENERATIVE_RECOMMENDERS`` names the folder of the checkout, or the
-package is on the Python path.  Their autotuner runs in the first call, once for each length.  Sequences are
+They are on no package index: ``--path`` or ``ATTNBENCH_GENERATIVE_RECOMMENDERS`` names the folder of the checkout, or
+the package is on the Python path.  Their autotuner runs in the first call, once for each length.  Sequences are
 not sorted by length, and nothing is cast or copied in a call.
 """
 
@@ -34,6 +34,7 @@ class HstuMetaTriton(HstuBackend):
     title = "HSTU, Meta generative-recommenders (Triton)"
     install = f"{VARIABLE}=folder of a checkout of meta-recsys/generative-recommenders"
     module = MODULE
+    checkout = VARIABLE
     distribution = PACKAGE
     compiles = True
 

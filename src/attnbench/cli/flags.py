@@ -60,6 +60,9 @@ def add_backends(parser: Parser, *, baseline: bool = True) -> None:
         "comma list of names, name[config], wildcards (sdpa-*), all, or a|b for the first that can run here, in place "
         "of the suite's; a Python file joins its backends to what is measured (default: the suite's)"))
     group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
+    group.add_argument("--path", action="append", metavar="DIR", help=(
+        "a checkout to import a library from that is on no package index: generative-recommenders, for "
+        "hstu-meta-triton (default: what its environment variable names)"))
     if not baseline:
         parser.set_defaults(baseline=None)
         return

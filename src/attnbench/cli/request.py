@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnbench.backends.checkouts import name_checkouts
 from attnbench.cli.flags import AXIS, backend_words, selector_words
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.record import Run
@@ -36,6 +37,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     from attnbench.store.runfile import new_id, now
 
     who = f"attnbench {verb}"
+    name_checkouts(args.path or (), who)
     settings = _settings(args, who)
     asked_axes = _axis_words(args, who)
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
@@ -70,6 +72,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     from attnbench.store.runfile import read
 
     who = f"attnbench {verb}"
+    name_checkouts(args.path or (), who)
     selectors, files = backend_words(args.backends)
     extra = [f"--{name.replace('_', '-')}" for name in _axis_words(args, who)]
     extra += [one.flag for one in SETTINGS if getattr(args, one.name, None) is not None]
