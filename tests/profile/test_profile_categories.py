@@ -1,6 +1,7 @@
 """Categories and short names of kernels that really ran: of the committed results, the captures, and the field."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_every_kernel_of_the_captures_has_a_short_name(rules):
         for row in nsys_text.parse(file.read_text(), name="x", source="x", rules=rules).kernels:
             assert 0 < len(row.short) <= LONGEST
             assert not set(row.short) & set("<>() ")
+
+
+def test_our_own_kernels_are_attention(rules):
+    """They are made of steps (pool, rank, select …), all of which a launch needs."""
+    text = "".join(file.read_text() for file in (ROOT / "src" / "attnbench" / "kernels").glob("*.py"))
+    names = set(re.findall(r"^def (hstu_(?:bsa|dense)_\w+)\(", text, re.MULTILINE))
+    assert len(names) > 10
+    assert {name for name in names if rules.of(name) != "attention"} == set()
 
 
 def test_rules_of_a_user_come_first(tmp_path):
