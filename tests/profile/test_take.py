@@ -112,6 +112,12 @@ def test_the_sets_of_ncu(name):
     (line,) = commands("ncu", "ncu", ["python"], "out", Options(set=name))
     assert line[line.index("--set") + 1] == name
     assert (line.count("--section") == 0) is (name == "full")
+    # What ncu's sets hold by `ncu --list-sets` of 2024.1 and 2025.1, and what our table is made of.
+    theirs = {"basic": {"LaunchStats", "Occupancy", "SpeedOfLight"}, "roofline": {"SpeedOfLight"}}
+    added = {line[index + 1] for index, word in enumerate(line) if word == "--section"}
+    if name != "full":
+        assert theirs[name] | added >= {"LaunchStats", "Occupancy", "SpeedOfLight", "MemoryWorkloadAnalysis",
+                                        "ComputeWorkloadAnalysis", "WarpStateStats"}
 
 
 # ── nsys ───────────────────────────────────────────────────────────────────────────────────────────

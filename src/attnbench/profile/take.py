@@ -21,10 +21,11 @@ from attnbench.profile.running import Finished, reason, run, shown
 TOOLS = ("ncu", "nsys", "torch")
 SECTIONS = {
     "basic": ("basic", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
-    "roofline": ("roofline", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
+    "roofline": ("roofline", "LaunchStats", "Occupancy", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis",
+                 "WarpStateStats"),
     "full": ("full",),
 }
-"""ncu's own set, and the sections it lacks for the counters of our table."""
+"""ncu's own set, and the sections it lacks (`ncu --list-sets`) for the counters of our table."""
 
 REPORTS = ("cuda_api_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_gpu_proj_sum")
 SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\/@,[]+*"})
