@@ -47,6 +47,19 @@ def cpu():
     return read(RESULTS / "quick-cpu.json")
 
 
+def test_a_shape_of_many_axes_is_named_whole_in_the_map_of_winners():
+    cases = [make_case(seqlen=length, seqlen_k=length, nheads=heads, headdim=size, causal=mask, dtype=dtype)
+             for length in (1024, 4096) for heads in (16, 128) for size in (64, 256) for mask in (False, True)
+             for dtype in ("bf16", "fp16")]
+    run = make_run([record for case in cases for record in make_group(case, samples=8)])
+    figure, = (one for one in figures([run]) if one.kind == "winner")
+    said = [part for text in ElementTree.fromstring(picture(figure, "svg")).iter(f"{SVG}text")
+            for part in text.itertext()]
+    assert not [part for part in said if "…" in part]
+    for words in ("nheads 128", "headdim 256", "not causal", "fp16"):
+        assert sum(words in part for part in said) == 8
+
+
 def test_the_standard_set_is_every_figure_in_every_format(cpu, tmp_path):
     one = dataclasses.replace(cpu, records=tuple(
         record for record in cpu.records if record.case["seqlen"] < 512 and not record.case["causal"]))

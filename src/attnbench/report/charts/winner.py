@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.ink import PLAIN, Inks
-from attnbench.report.charts.base.labels import LINE
+from attnbench.report.charts.base.labels import LINE, LONGEST
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, differing, panels
 from attnbench.report.charts.base.strips import ON_A_PHONE, finished, label_limit
@@ -43,7 +43,9 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
     title = "sequence length" if across == LENGTH else across or "case"
     goes_with = following.pop() if len(following) == 1 else ""
     rows = len({cell["y"] for cell in cells})
-    tall = max(CELL, LINE * (1 + max(cell["y"].count(", ") for cell in cells)))
+    lines = 1 + max(cell["y"].count(", ") for cell in cells)
+    tall = max(CELL, LINE * (lines + 1))
+    long = max(len(cell["y"]) for cell in cells) > LONGEST
     clear = [cell for cell in cells if "c" in cell]
     wins: dict[str, int] = {}
     for cell in clear:
@@ -58,7 +60,8 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
         kind="winner",
         title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
         alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
-        spec=filled(_definition(title, goes_with, tuple(columns), key), {"cells": cells}, height=rows * tall),
+        spec=filled(_definition(title, goes_with, tuple(columns), key, lines, long), {"cells": cells},
+                    height=rows * tall),
     )
 
 
@@ -94,15 +97,20 @@ def _cell(table: Table, inks: Inks) -> dict[str, Any]:
 
 
 @cache
-def _definition(title: str, goes_with: str, columns: tuple[str, ...], key: tuple[tuple[str, str], ...]) -> Spec:
+def _definition(
+    title: str, goes_with: str, columns: tuple[str, ...], key: tuple[tuple[str, str], ...], lines: int, long: bool
+) -> Spec:
     import altair as alt
 
+    broken = "true" if long else ON_A_PHONE  # a shape of many axes takes a line for each
     x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
     x = x.title([title, f"({goes_with})"] if goes_with else title)
     x = x.axis(alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False, grid=False))
     y = alt.Y("y:N").sort(None).scale(alt.Scale(paddingInner=0.07, paddingOuter=0)).title(None)
     y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8, labelLimit=label_limit(),
-                        labelExpr=f"{ON_A_PHONE} ? split(datum.label, ', ') : datum.label", labelLineHeight=LINE))
+                        labelExpr=f"{broken} ? split(datum.label, ', ') : datum.label", labelLineHeight=LINE,
+                        # A label of several lines begins where one of one line is centred.
+                        labelOffset=alt.expr(f"{broken} ? {-LINE * (lines - 1) / 2} : 0")))
     base = alt.Chart(alt.NamedData(name="cells")).encode(x=x, y=y)
     tooltip = [alt.Tooltip("y:N", title="shape"), alt.Tooltip("x:N", title=title),
                alt.Tooltip("t:N", title="fastest")]  # fmt: skip
