@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 
 import made_up_captures as made
@@ -10,7 +11,7 @@ import pytest
 
 from attnbench.machine.peaks import peak
 from attnbench.profile import ncu_csv, nsys_sqlite, nsys_text, tables
-from attnbench.profile.capture import Capture, KernelRow
+from attnbench.profile.capture import Capture, KernelRow, RangeRow
 from attnbench.profile.counters import of_record
 from attnbench.profile.roofline import points
 from attnbench.profile.table import Table, text
@@ -52,6 +53,28 @@ def test_without_a_window_the_shares_are_of_the_kernels_and_idle_is_missing(rule
     assert "nor what was idle" in table.notes[0]
 
 
+def test_copies_are_in_the_whole_where_there_is_no_window(rules, nsys):
+    found = nsys_text.parse((made.CAPTURES / "nsys-2023.4.4-boxed-kern-mem.txt").read_text(), name="x", source="x",
+                            rules=rules)
+    table = tables.categories([found])
+    assert sum(row[2] for row in table.rows) == pytest.approx(100.0)  # copies took 34 times as long as the kernels
+    assert cell(table, "memory copy", "%") == pytest.approx(97.13, abs=0.01)
+    both = tables.categories([nsys, found])
+    assert [note.partition(" of ")[0] for note in both.notes] == ["per cent", "x: per cent"]
+
+
+def test_what_is_missing_is_said_whatever_table_is_chosen(rules):
+    found = nsys_text.parse((made.CAPTURES / "nsys-2025.5.2-kern.txt").read_text(), name="x", source="x", rules=rules)
+    for name in ("all", "kernels", "categories", "seed-003"):
+        assert any("rows are missing" in note for table in tables.chosen(name, [found]) for note in table.notes), name
+    killed = Capture(tool="ncu", name="a", source="x", notes=("ncu: was killed by SIGKILL; its end may be missing",),
+                     kernels=(dataclasses.replace(kernel("k", "other", 1, 1.0), counters={"cycles": 1.0}),))
+    for name in ("all", "counters"):
+        assert "was killed" in tables.chosen(name, [killed])[0].notes[0]
+        two = tables.chosen(name, [killed, dataclasses.replace(killed, name="b")])[0]
+        assert two.notes[1].startswith("b: ncu: was killed")
+
+
 SEED_003 = ("Attn (%)", "Attn (s)", "direct_copy_kernel_cuda (times)", "direct_copy_kernel_cuda (ms)",
             "CUDAFunctor_add (times)", "CUDAFunctor_add (ms)", "Total (s)")
 
@@ -71,6 +94,13 @@ def test_the_table_of_seed_003_is_the_seeds():
     assert table.heads == ("Metrics", "FA2 (baseline)")
     assert tuple(row[0] for row in table.rows) == SEED_003
     assert tuple(row[1] for row in table.rows) == ("53.7%", "45.4s", "10,835", "373.4ms", "6,422", "650.5ms", "85.4s")
+
+
+def test_the_total_of_several_backends_is_that_of_all_their_ranges():
+    ranges = tuple(RangeRow(name=f"{name}/b2-s64-h1-d16-fp16-fwd", calls=1, gpu_ms=3_000.0) for name in "ab")
+    found = Capture(tool="torch", name="x", source="x", window_ms=9_000.0, busy_ms=6_000.0, kernels=(
+        kernel("flash_fwd", "attention", 2, 5_000.0),), ranges=(*ranges, RangeRow(name="inner", calls=9, gpu_ms=1.0)))
+    assert dict(tables.seed_003([found]).rows)["Total (s)"] == "6s"
 
 
 def test_seed_003_of_a_launch_keeps_its_digits_and_its_total_is_the_range(nsys):

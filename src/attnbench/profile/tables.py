@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,22 +42,31 @@ def _places(capture: Capture) -> list[str]:
 
 
 def categories(captures: Sequence[Capture]) -> Table:
-    """Time by category, a column of ms and of per cent a capture; the shares are of the window."""
+    """Time by category, a column of ms and of per cent a capture; the shares are of the window where that is known."""
     names = _category_names(captures)
     heads = ["category"]
     columns: list[list[Cell]] = []
     for capture in captures:
         heads += [f"{capture.name} ms", "%"]
-        whole = capture.window_ms if capture.window_ms is not None else capture.kernel_ms
         times = [_category_ms(capture, name) for name in names]
+        whole = capture.window_ms if capture.window_ms is not None else sum(time for time in times if time is not None)
         columns += [[*times], [_percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
-    window = all(capture.window_ms is not None for capture in captures)
-    note = ("per cent of the window, from the first start to the last end on the GPU; idle is the part of it in which "
-            "nothing ran; what overlaps counts twice" if window else "per cent of all kernel time; the window is not "
-                                                                     "known, nor what was idle")
-    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=(note,))
+    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=_of_what(captures))
+
+
+def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
+    """What the shares of the categories are shares of."""
+    without = [capture.name for capture in captures if capture.window_ms is None]
+    mixed = f"{', '.join(without)}: " if 0 < len(without) < len(captures) else ""
+    notes = []
+    if len(without) < len(captures):
+        notes.append("per cent of the window, from the first start to the last end on the GPU; idle is the part of it "
+                     "in which nothing ran; what overlaps counts twice")
+    if without:
+        notes.append(f"{mixed}per cent of all time of kernels and copies; the window is not known, nor what was idle")
+    return tuple(notes)
 
 
 def _category_names(captures: Iterable[Capture]) -> list[str]:
@@ -120,9 +130,14 @@ def counters(captures: Sequence[Capture]) -> Table:
                          *(_counter(row, name) for name in SHOWN), f"{stall[0]} {stall[1]:.2f}" if stall else None))
     return Table(title="counters (ncu)", rows=tuple(rows), ranks=(0, 0, 8, *(rank for _, rank in SHOWN.values()), 4),
                  heads=("backend", "kernel", "calls", *(head for head, _ in SHOWN.values()), "warps wait for"),
-                 notes=("occ. is the share of warps an SM could hold that it did, occ. max what registers and shared "
-                        "memory allow; warps wait for: the commonest reason, and how many wait for it at each "
-                        "instruction issued",))
+                 notes=(*_remarks(captures), "occ. is the share of warps an SM could hold that it did, occ. max what "
+                        "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
+                        "wait for: the commonest reason, and how many wait for it at each instruction issued"))
+
+
+def _remarks(captures: Sequence[Capture]) -> list[str]:
+    """What the captures themselves say of what may be missing, each with its capture where there are several."""
+    return [f"{capture.name}: {note}" if len(captures) > 1 else note for capture in captures for note in capture.notes]
 
 
 def metrics(capture: Capture, title: str, names: Sequence[str]) -> Table:
@@ -195,8 +210,9 @@ def _seed_003(capture: Capture) -> dict[str, str | None]:
 
 def _total_ms(capture: Capture) -> float | None:
     projected = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None]
-    # Ranges nest: the longest holds the others of one stack, but launches of a loop lie side by side.
-    outer = max(projected, default=None)
+    # Ranges nest: the longest holds the others of one stack.  Ours lie side by side, one a backend and case.
+    ours = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None and split_range(row.name)[0]]
+    outer = sum(ours) if ours else max(projected, default=None)
     printed = max((row.host_ms for row in capture.ranges if row.host_ms is not None), default=None)
     found = (outer, capture.window_ms, printed, capture.kernel_ms)
     return next((one for one in found if one is not None), None)
@@ -234,15 +250,15 @@ def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ())
     counted = [capture for capture in captures if any(row.counters for row in capture.kernels)]
     timed = [capture for capture in captures if capture not in counted]
     found: list[Table] = []
-    if name == "seed-003":
-        return [seed_003(captures)]
+    if name in ("seed-003", "categories"):  # alone: what `all` says under the kernels would be lost
+        one = seed_003(captures) if name == "seed-003" else categories(captures)
+        return [dataclasses.replace(one, notes=(*_remarks(captures), *one.notes))] if one.rows else []
     if name in ("all", "counters"):
         found += [counters(counted), roofline(points), advice(counted)]
     if name in ("all", "kernels"):
         found += [kernels(capture) for capture in (timed if name == "all" else captures)]
-    if name in ("all", "categories"):
-        found.append(categories(timed if name == "all" else captures))
     if name == "all":
+        found.append(categories(timed))
         found += [table(capture) for capture in timed for table in (copies, ranges, api)]
     return [table for table in found if table.rows]
 
