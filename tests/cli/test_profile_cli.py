@@ -180,6 +180,22 @@ def test_ncu_captures_each_backend_into_a_fresh_folder(attnbench, card):
     assert "sdpa-efficient" in again.out
 
 
+def test_a_run_for_the_counters_is_looked_at_before_anything_is_launched(attnbench, card):
+    Path("cut.json").write_text('{"schema": 1')
+    for name in ("nowhere.json", "cut.json"):
+        said = attnbench(f"profile ncu --backends sdpa-flash --into {name}")
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert name in said.err
+    assert not Path("profile_results").exists()
+
+
+def test_what_a_killed_ncu_left_is_shown_with_a_word(attnbench, card, monkeypatch):
+    monkeypatch.setenv("FAKE_NCU", "killed")
+    said = attnbench("profile ncu --backends sdpa-flash")
+    assert said.code == 0
+    assert "ncu: was killed by SIGKILL" in said.out
+
+
 def test_several_cases_have_files_of_their_own(attnbench, card):
     said = attnbench("profile nsys --backends sdpa-flash --seqlen 128,256")
     assert said.code == 0, said.err
@@ -193,6 +209,7 @@ def test_no_permission_for_counters(attnbench, card, monkeypatch):
     assert said.code == 3
     assert said.err.splitlines()[-1].startswith("attnbench profile ncu: no capture; sdpa-flash: ncu: this user may not "
                                                 "read the GPU's counters (ERR_NVGPUCTRPERM); run it as root")
+    assert said.err.rstrip().endswith("profile_results has what ncu printed")
 
 
 def test_nothing_is_installed(attnbench, card):

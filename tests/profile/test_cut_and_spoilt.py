@@ -16,6 +16,13 @@ SEED, TIMES = 7, 24
 FORMATS = ("nsys-2023", "nsys-2025", "nsys-2026", "sqlite", "ncu-raw", "ncu-details", "trace", "packed", "own")
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"format": "attnbench-capture 1", "captures": ' + "[" * 200_000])
+def test_brackets_without_end(text, tmp_path, rules):
+    (tmp_path / "deep.json").write_text(text)
+    with pytest.raises(AttnbenchError, match="is cut short or is no JSON"):
+        sources.read(tmp_path / "deep.json", rules)
+
+
 def whole(name, folder, rules):
     if name.startswith("nsys-"):
         return next(made.CAPTURES.glob(f"{name}*.txt")).read_bytes()

@@ -82,6 +82,11 @@ def test_the_details_page(rules):
     assert row.advice[1].speedup_percent is None
 
 
+def test_a_remark_of_several_lines(rules):
+    text = made.ncu_details().replace("Compute is well used.", "Compute\nis\n\nwell used.")
+    assert read(text, rules).kernels[0].advice[1].text == "Compute is well used."
+
+
 def test_raw_with_the_advice_of_the_details(rules):
     flash, copy = read(made.ncu_raw(), rules, advice=made.ncu_details()).kernels
     assert [one.rule for one in flash.advice] == ["TheoreticalOccupancy", "SOLBottleneck"]
@@ -150,7 +155,10 @@ class Action:
     def rule_results_as_dicts(self):
         return [{"rule_identifier": "SOLBottleneck", "rule_message": {"message": "Look  at\nDRAM.", "title": "t"},
                  "speedup_estimation": {"type": 1, "speedup": 12.5}},
-                {"rule_identifier": "Silent", "rule_message": {}}]
+                {"rule_identifier": "Silent", "rule_message": {}},
+                {"rule_identifier": "AsText", "rule_message": "{'message': 'Fewer bytes.', 'title': 't'}",
+                 "speedup_estimation": "{'type': 1, 'speedup': 3.5}"},  # ncu 2025.4 gives dictionaries as texts
+                {"rule_identifier": "Odd", "rule_message": "<no dictionary>", "speedup_estimation": None}]
 
 
 @pytest.fixture
@@ -174,7 +182,8 @@ def test_a_report_by_nvidias_module(tmp_path, rules, module):
     (row,) = found.kernels
     assert (row.name, row.backend, row.grid, row.block) == (made.FLASH, "sdpa-flash", (8, 2, 8), (128, 1, 1))
     assert row.counters == {"duration_ms": 0.104992, "registers": 168, "sm_percent": None}
-    assert row.advice == (Advice(rule="SOLBottleneck", text="Look at DRAM.", speedup_percent=12.5),)
+    assert row.advice == (Advice(rule="SOLBottleneck", text="Look at DRAM.", speedup_percent=12.5),
+                          Advice(rule="AsText", text="Fewer bytes.", speedup_percent=3.5))
     assert found.device == "NVIDIA H200"
 
 

@@ -196,6 +196,27 @@ def test_what_tools_say_in_our_words(text, words):
     assert "\n" not in found
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    # As a user of ncu reported it, and as ncu ends after a program that raised.
+    ("==PROF== Connected to process 1 (/opt/python3.12)\n==ERROR== Error: Failed to prepare kernel for profiling\n"
+     "==ERROR== Failed to profile kernel \"gemv2N_kernel\" in process 1\n==PROF== Disconnected from process 1\n"
+     "==ERROR== An error occurred while trying to profile.\n==WARNING== No kernels were profiled.",
+     "ncu: Error: Failed to prepare kernel for profiling"),
+    ("Traceback (most recent call last):\n  File \"/a/b.py\", line 1\nRuntimeError: CUDA error: misaligned address\n"
+     "Compile with `TORCH_USE_CUDA_DSA`.\n==PROF== Disconnected from process 1\n==ERROR== The application returned an "
+     "error code (1).\n==WARNING== No kernels were profiled.",
+     "ncu: The application returned an error code (1). RuntimeError: CUDA error: misaligned address"),
+    ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
+     "this user may not read the GPU's counters"),
+    ("==ERROR== Failed to open lock file /tmp/nsight-compute-lock.", "set TMPDIR to a folder of your own"),
+    ("==WARNING== No kernels were profiled.", "no launch in the window has a name that --kernel matches")])
+def test_an_error_of_ncu_is_told_and_not_that_nothing_was_profiled(text, words):
+    found = running.reason("ncu", running.Finished(1, text, 1.0), 10.0)
+    assert words in found
+    assert "\n" not in found
+    assert words.startswith("no launch") is ("no kernel was profiled" in found)
+
+
 # ── folders ────────────────────────────────────────────────────────────────────────────────────────
 
 

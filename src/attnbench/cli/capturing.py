@@ -134,7 +134,7 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
         captures.append(dataclasses.replace(taken.capture, name=name.removeprefix("profile_")))
         keep(folder, captures)  # after each: Ctrl-C keeps what was taken
     if not captures:
-        raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}")
+        raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}; {folder} has what {tool} printed")
     return Captures(captures, plan.points(captures, jobs[0].launches), losses, folder)
 
 

@@ -139,6 +139,13 @@ def _check(args: argparse.Namespace) -> None:
     _number(args.launches, "--launches", 1)
     _number(args.warm_launches, "--warmup", 0)
     _seconds(args.timeout)
+    if args.into is not None:
+        from attnbench.cli.saved import find_run
+        from attnbench.store.runfile import read
+
+        path = find_run(args.into, RUNS, WHO)
+        read(path)
+        check_writable(path)
 
 
 def _number(text: str | None, flag: str, least: int) -> int | None:

@@ -157,7 +157,7 @@ def loads(text: str, who: str) -> tuple[Capture, ...]:
     """
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunFileError(refusal(who, "file", Path(who).name, "is cut short or is no JSON",
                                    "a capture written by attnbench profile --json")) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("captures"), list):

@@ -89,7 +89,8 @@ def _table(text: str, source: str) -> tuple[list[str], list[list[str]]]:
     match = HEADER.search(text)
     if match is None:
         raise RunFileError(refusal("ncu", "capture", source, "has no header line (\"ID\",\"Process ID\",…)", ACCEPTED))
-    lines = [line for line in text[match.start():].splitlines() if line.strip() and not line.startswith("==")]
+    # With their ends: a quoted remark may go on over several lines.
+    lines = [f"{line}\n" for line in text[match.start():].splitlines() if line.strip() and not line.startswith("==")]
     try:
         header, *rows = list(csv.reader(lines, strict=True))
     except csv.Error as error:

@@ -5,6 +5,7 @@ The module comes from PyPI or lies beside an installed ncu (extras/python); neit
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import math
@@ -134,11 +135,19 @@ def _ranges(action: Any) -> tuple[str, ...]:
 
 
 def _advice(action: Any) -> Iterator[Advice]:
-    """What ncu's rules say; the module gives plain dictionaries since 2023."""
+    """What ncu's rules say; the module gives plain dictionaries since 2023, in some versions as texts inside one."""
     for rule in getattr(action, "rule_results_as_dicts", list)():
-        message, gain = rule.get("rule_message") or {}, rule.get("speedup_estimation") or {}
+        message, gain = (_plain(rule.get(key)) for key in ("rule_message", "speedup_estimation"))
         text = message.get("message") if isinstance(message, dict) else None
         if text:
             speedup = gain.get("speedup") if isinstance(gain, dict) else None
             yield Advice(rule=str(rule.get("rule_identifier") or rule.get("name") or ""), text=" ".join(text.split()),
                          speedup_percent=float(speedup) if isinstance(speedup, int | float) else None)
+
+
+def _plain(value: Any) -> Any:
+    """A dictionary, or what stands in the text that ncu 2025.4 gives for one."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None

@@ -17,6 +17,9 @@ from attnbench.errors import Unavailable
 from attnbench.machine import child
 from attnbench.worker.outcome import without_paths
 
+NOTHING = "No kernels were profiled"
+"""ncu says it after whatever went wrong, too."""
+
 COMPLAINTS: tuple[tuple[str, str], ...] = (
     (r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters",
      "this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root, or load the driver with "
@@ -31,12 +34,17 @@ COMPLAINTS: tuple[tuple[str, str], ...] = (
      "it does not know this GPU; a newer version"),
     (r"(?i)no space left on device", "the disk is full"),
     (r"(?i)cuda out of memory|CUDA_ERROR_OUT_OF_MEMORY|out of memory", "the GPU has too little free memory for it"),
-    (r"No kernels were profiled", "no kernel was profiled: no launch in the window has a name that --kernel matches, "
-                                  "or is in a range that --range names"),
+    (r"nsight-compute-lock",
+     "another user's lock file of ncu is in the folder of temporary files; set TMPDIR to a folder of your own"),
+    (NOTHING, "no kernel was profiled: no launch in the window has a name that --kernel matches, or is in a range that "
+              "--range names"),
     (r"(?i)unrecognised option|unrecognized option|unknown (option|argument)",
      "this version does not know an option; a version from 2023 on"),
 )
 """What tools print, and what it means; the first that is found is the reason."""
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+"""The line of a traceback that says what happened; some have more lines after it."""
 
 LAST_WORDS = 200
 
@@ -102,14 +110,29 @@ def reason(tool: str, finished: Finished, timeout_s: float) -> str:
     """Why a tool left no capture, in words of ours where its own are known."""
     if finished.code is None:
         return f"{tool}: did not end within {timeout_s:g} s and was stopped; --timeout"
+    error = _error(finished.text)
     for pattern, meaning in COMPLAINTS:
-        if re.search(pattern, finished.text):
+        if re.search(pattern, finished.text) and not (error and pattern == NOTHING):
             return f"{tool}: {meaning}"
+    if error:
+        return f"{tool}: {without_paths(error)[:LAST_WORDS]}"
     lines = [line.strip() for line in finished.text.splitlines() if line.strip()]
     said = f"; its last line was: {without_paths(lines[-1])[:LAST_WORDS]}" if lines else ""
     if finished.code < 0:
         return f"{tool}: was killed by {_signal_name(-finished.code)}{said}"
     return f"{tool}: ended with code {finished.code}{said}"
+
+
+def _error(text: str) -> str | None:
+    """What went wrong by ncu's own words; where the program it started failed, by the program's last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    theirs = [line for line in lines if not line.startswith("==")]
+    theirs = [line for line in theirs if RAISED.match(line)] or theirs
+    ended = next((one for one in errors if "returned an error code" in one), None)
+    if ended is not None and len(errors) == 1:
+        return f"{ended} {theirs[-1]}" if theirs else ended
+    return next((one for one in errors if one != ended), None)
 
 
 def _signal_name(number: int) -> str:

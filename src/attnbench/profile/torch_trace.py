@@ -56,7 +56,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw.startswith(GZIP) else raw)
-    except (OSError, EOFError, ValueError, zlib.error):
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error):
         raise RunFileError(refusal("torch", "capture", path.name, "is cut short or is no JSON", ACCEPTED)) from None
     return {"traceEvents": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
 
