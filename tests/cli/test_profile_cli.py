@@ -126,7 +126,18 @@ def test_kernels_that_are_asked_for(attnbench):
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "--kernel=nothing leaves no kernel of x.sqlite; among flash_fwd_kernel" in said.err
     said = attnbench(["profile", "--from", "x.sqlite", "--range", made.RANGE, "--csv", "-"])
-    assert len(said.out.splitlines()) == 3
+    assert len(said.out.splitlines()) == 4  # a range inside it is in it
+    said = attnbench(["profile", "--from", "x.sqlite", "--range", "warm", "--csv", "-"])
+    assert len(said.out.splitlines()) == 2
+
+
+def test_kernels_that_only_one_capture_has(attnbench):
+    made.nsys_sqlite(Path("x.sqlite"))
+    Path("y.csv").write_text(made.ncu_raw())
+    said = attnbench("profile --from x.sqlite --from y.csv --kernel CUDAFunctor_add")
+    assert said.code == 0
+    assert "kernels of x (nsys)" in said.out
+    assert "--kernel=CUDAFunctor_add leaves no kernel of y.csv; among flash_fwd_kernel" in said.err
 
 
 def test_a_capture_of_another_tool(attnbench):

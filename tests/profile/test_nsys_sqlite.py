@@ -7,6 +7,7 @@ import pytest
 
 from attnbench.errors import RunFileError
 from attnbench.profile import nsys_sqlite
+from attnbench.profile.timeline import Event, Instance, Timeline
 
 
 @pytest.fixture
@@ -17,6 +18,7 @@ def found(tmp_path, rules):
 def test_kernels_by_range_with_whole_names(found):
     rows = {(row.range, row.name): row for row in found.kernels}
     flash = next(row for row in found.kernels if row.backend and row.range == "warm")
+    assert flash.within == (made.RANGE,)
     assert flash.backend == "sdpa-flash"  # a range of a library inside ours does not hide whose launch it is
     assert rows[made.RANGE, made.FLASH].calls == 1
     assert rows[made.RANGE, made.COPY].total_ms == pytest.approx(0.002)
@@ -24,6 +26,15 @@ def test_kernels_by_range_with_whole_names(found):
     assert (flash.case, flash.grid, flash.block) == (made.CASE, (8, 2, 8), (128, 1, 1))
     assert rows[made.RANGE, made.COPY].grid is None  # its two launches differ
     assert [row.category for row in found.kernels if row.name == made.COPY] == ["copy"]
+
+
+def test_a_range_of_one_name_in_two_backends_is_two(rules):
+    names = ("a/b1-s64-h1-d16-fp16-fwd", "b/b1-s64-h1-d16-fp16-fwd", "library")
+    line = Timeline(
+        [Event("kernel", "k", 0.0, 1e6, (0, 2)), Event("kernel", "k", 2e6, 5e6, (1, 3))],
+        [Instance(name, 0.0, 9.0, 1) for name in (*names, "library")])
+    assert [(row.backend, row.range, row.total_ms) for row in line.kernels(rules)] == [
+        ("b", "library", 3.0), ("a", "library", 1.0)]
 
 
 def test_a_launch_from_autograds_thread_belongs_to_the_range_that_waits(found):

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
     if taken is None:
         return 0
-    show(args, [_selected(one, args) for one in taken.captures], taken.points, taken.losses)
+    show(args, _selected(taken.captures, args, taken=True), taken.points, taken.losses)
     Output(results_to_stderr="-" in (args.csv, args.json)).line(f"written: {taken.place}")
     return 0
 
@@ -181,8 +181,7 @@ def _show_earlier(args: argparse.Namespace, rules: Categories) -> int:
         if args.tool not in (None, "all", capture.tool):
             raise UsageError(refusal(WHO, "--from", capture.source, f"is a capture of {capture.tool}",
                                      f"`{WHO} {capture.tool}`, or no tool"))
-    captures = _named_apart([_selected(capture, args) for capture in captures])
-    show(args, captures, [], [])
+    show(args, _named_apart(_selected(captures, args)), [], [])
     return 0
 
 
@@ -196,16 +195,33 @@ def _named_apart(captures: Sequence[Capture]) -> list[Capture]:
     return named
 
 
-def _selected(capture: Capture, args: argparse.Namespace) -> Capture:
-    """The kernels that --kernel and --range ask for."""
-    kept = [row for row in capture.kernels if (args.kernel is None or re.search(args.kernel, row.name)) and (
-        args.range is None or row.range == args.range)]
-    if not kept and capture.kernels:
-        flag, value = ("--kernel", args.kernel) if args.kernel is not None else ("--range", args.range)
-        there = dict.fromkeys(row.short if args.kernel is not None else row.range or "none" for row in capture.kernels)
-        raise UsageError(refusal(WHO, flag, value, f"leaves no kernel of {capture.source}",
-                                 f"among {', '.join(list(there)[:8])}"))
-    return dataclasses.replace(capture, kernels=tuple(kept))
+def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: bool = False) -> list[Capture]:
+    """The kernels that --kernel and --range ask for; those of ncu's were asked for when it was `taken`.
+
+    Raises:
+        UsageError: no capture has one; where some do, the others are noted.
+    """
+    found, without = [], []
+    for capture in captures:
+        kept = capture.kernels if taken and capture.tool == "ncu" else tuple(
+            row for row in capture.kernels if (args.kernel is None or re.search(args.kernel, row.name)) and (
+                args.range is None or args.range in (*row.within, row.range)))
+        if kept or not capture.kernels:
+            found.append(dataclasses.replace(capture, kernels=kept))
+        else:
+            without.append(capture)
+    if without:
+        by_name = args.kernel is not None
+        flag, value = ("--kernel", args.kernel) if by_name else ("--range", args.range)
+        rows = [row for capture in without for row in capture.kernels]
+        there = dict.fromkeys(name for row in rows for name in (
+            (row.short,) if by_name else (*row.within, row.range or "none")))
+        words = refusal(WHO, flag, value, f"leaves no kernel of {', '.join(one.source for one in without)}",
+                        f"among {', '.join(list(there)[:8])}")
+        if not found:
+            raise UsageError(words)
+        Output().note(words)
+    return found
 
 
 def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence[Point],

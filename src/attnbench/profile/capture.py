@@ -40,6 +40,8 @@ class KernelRow:
     case: str | None = None
     range: str | None = None
     "innermost NVTX or profiler range"
+    within: tuple[str, ...] = ()
+    "the ranges around that one, the outermost first"
     calls: int
     total_ms: float | None
     mean_ms: float | None = None

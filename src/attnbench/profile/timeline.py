@@ -52,21 +52,12 @@ class Timeline:
 
     def kernels(self, rules: Categories) -> tuple[KernelRow, ...]:
         """Rows by range and kernel, the longest first."""
-        groups: dict[tuple[str | None, str], list[Event]] = defaultdict(list)
+        groups: dict[tuple[tuple[str, ...], str], list[Event]] = defaultdict(list)
         for event in self.events:
             if event.kind == "kernel":
-                groups[self._innermost(event), event.name].append(event)
-        rows = [_kernel_row(self._owner(events[0]), where, name, events, rules)
-                for (where, name), events in groups.items()]
+                groups[tuple(self.instances[index].name for index in event.ranges), event.name].append(event)
+        rows = [_kernel_row(ranges, name, events, rules) for (ranges, name), events in groups.items()]
         return tuple(sorted(rows, key=lambda row: -(row.total_ms or 0)))
-
-    def _innermost(self, event: Event) -> str | None:
-        return self.instances[event.ranges[-1]].name if event.ranges else None
-
-    def _owner(self, event: Event) -> tuple[str | None, str | None]:
-        """Backend and case: a library's own range inside ours does not hide whose launch it is."""
-        found = (split_range(self.instances[index].name) for index in reversed(event.ranges))
-        return next((owner for owner in found if owner[0]), (None, None))
 
     def ranges(self) -> tuple[RangeRow, ...]:
         """Rows by range, in order of first appearance, with their projection on the GPU."""
@@ -160,14 +151,15 @@ def _sweep(instances: Sequence[Instance], indices: Iterable[int], points: list[t
             found[key] = tuple(stack)
 
 
-def _kernel_row(owner: tuple[str | None, str | None], where: str | None, name: str, events: Sequence[Event],
-                rules: Categories) -> KernelRow:
+def _kernel_row(ranges: tuple[str, ...], name: str, events: Sequence[Event], rules: Categories) -> KernelRow:
+    # A library's own range inside ours does not hide whose launch it is.
+    owner = next((owner for owner in map(split_range, reversed(ranges)) if owner[0]), (None, None))
     ms = [(event.end - event.start) / NS_MS for event in events]
     return KernelRow(
-        name=name, short=short_name(name), category=rules.of(name), backend=owner[0], case=owner[1], range=where,
-        calls=len(ms), total_ms=sum(ms), mean_ms=statistics.fmean(ms), median_ms=statistics.median(ms),
-        min_ms=min(ms), max_ms=max(ms), grid=same([event.grid for event in events]),
-        block=same([event.block for event in events]))
+        name=name, short=short_name(name), category=rules.of(name), backend=owner[0], case=owner[1],
+        range=ranges[-1] if ranges else None, within=ranges[:-1], calls=len(ms), total_ms=sum(ms),
+        mean_ms=statistics.fmean(ms), median_ms=statistics.median(ms), min_ms=min(ms), max_ms=max(ms),
+        grid=same([event.grid for event in events]), block=same([event.block for event in events]))
 
 
 def _copy_row(name: str, events: Sequence[Event]) -> CopyRow:
