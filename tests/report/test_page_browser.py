@@ -234,6 +234,19 @@ def test_a_command_is_copied(open_page, written):
     opened.page.wait_for_function("document.getElementById('said').textContent === 'command copied'")
 
 
+def test_a_name_of_any_length_stays_within_the_page(open_page, written):
+    def make() -> Run:
+        winner = 400 * "x"
+        return make_run([record for case in (make_case(), make_case(seqlen=512, seqlen_k=512)) for record in
+                         make_group(case, {"sdpa-flash": 100.0, winner: 200.0}, samples=8)], suite=300 * "y")
+
+    opened = open_page(written("long", make))
+    assert opened.page.locator(".win").count() == 1
+    for width in (1280, 375):
+        opened.page.set_viewport_size({"width": width, "height": 800})
+        assert not opened.is_sideways()
+
+
 def test_hostile_names_stay_text(open_page, written):
     def make() -> Run:
         records = []
