@@ -169,6 +169,9 @@ def test_counters_of_a_record_are_those_of_the_longest_kernel_and_sums_of_all(nc
     assert found["duration_ms"] == pytest.approx(2 * 0.105 + 0.0032)
     assert found["dram_bytes"] == pytest.approx(3 * 17e6)
     assert of_record([]) == {}
+    twice = [dataclasses.replace(kernel("k", "other", 2, 2.0), counters={"duration_ms": 1.0, "registers": 4.0})]
+    assert of_record(twice) == {"duration_ms": 1.0, "registers": 4.0}
+    assert of_record(twice, launches=1)["duration_ms"] == 2.0  # a backend that launches one kernel two times
 
 
 def test_csv_has_every_kernel_and_every_counter(ncu, nsys):

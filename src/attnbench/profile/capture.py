@@ -112,6 +112,8 @@ class Capture:
     command: str | None = None
     device: str | None = None
     "name of the card"
+    launches: int | None = None
+    "of each backend in the window; None of a capture taken by others"
     kernels: tuple[KernelRow, ...] = ()
     ranges: tuple[RangeRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()

@@ -80,11 +80,15 @@ def worst_stall(row: KernelRow) -> tuple[str, float] | None:
     return max(reasons.items(), key=lambda item: item[1]) if reasons else None
 
 
-def of_record(rows: Iterable[KernelRow]) -> dict[str, float | None]:
+def of_record(rows: Iterable[KernelRow], launches: int | None = None) -> dict[str, float | None]:
     """Counters for one record: those of its longest kernel, and the sums over all kernels of a launch.
 
     Occupancy and hit rates of several kernels have no sum that means anything, so they are those of
     the kernel that takes most of the time.
+
+    Args:
+        rows: of one backend and case.
+        launches: of the backend in the window; None is as often as its rarest kernel.
     """
     rows = [row for row in rows if row.counters]
     if not rows:
@@ -93,7 +97,7 @@ def of_record(rows: Iterable[KernelRow]) -> dict[str, float | None]:
     found = dict(longest.counters)
     for name in ("duration_ms", "cycles", "dram_bytes"):
         values = [row.counters.get(name) for row in rows]
-        times = [row.calls / min(one.calls for one in rows) for row in rows]
+        times = [row.calls / (launches or min(one.calls for one in rows)) for row in rows]
         if name in found:
             found[name] = (None if None in values else
                            sum(value * count for value, count in zip(values, times, strict=True) if value is not None))

@@ -177,7 +177,7 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     only = job.backends[0] if len(job.backends) == 1 else None
     capture = capture.of(only, job.case_id if only else None)
     capture = dataclasses.replace(
-        capture, tool_version=program.version, command=shown(first), name=only or capture.name,
+        capture, tool_version=program.version, launches=job.launches, command=shown(first), name=only or capture.name,
         device=capture.device or (answer.gpu if answer else None),
         notes=(*capture.notes, *([] if finished.ok else [f"{_why(tool, finished, options)}; its end may be missing"])))
     return Taken(capture, None, left_out)
