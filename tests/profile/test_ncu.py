@@ -1,5 +1,6 @@
 """Nsight Compute's output: synthetic CSV of both pages, and its report through a module made up after NVIDIA's."""
 
+import enum
 import sys
 import types
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_the_details_page(rules):
     assert row.counters == {"duration_ms": pytest.approx(0.10499), "cycles": 188412, "registers": 168,
                             "memory_percent": 24.0, "dram_gbps": 162.0}
     assert row.advice[0] == Advice(
-        rule="TheoreticalOccupancy", speedup_percent=31.6,
+        rule="TheoreticalOccupancy", speedup_percent=31.6, scope="local",
         text='The 3.00 theoretical warps per scheduler are below the maximum of 16, "limited" by registers.')
     assert row.advice[1].speedup_percent is None
 
@@ -157,7 +158,7 @@ class Action:
                  "speedup_estimation": {"type": 1, "speedup": 12.5}},
                 {"rule_identifier": "Silent", "rule_message": {}},
                 {"rule_identifier": "AsText", "rule_message": "{'message': 'Fewer bytes.', 'title': 't'}",
-                 "speedup_estimation": "{'type': 1, 'speedup': 3.5}"},  # ncu 2025.4 gives dictionaries as texts
+                 "speedup_estimation": "{'type': 2, 'speedup': 3.5}"},  # ncu 2025.4 gives dictionaries as texts
                 {"rule_identifier": "Odd", "rule_message": "<no dictionary>", "speedup_estimation": None}]
 
 
@@ -171,6 +172,7 @@ def module(monkeypatch):
 
     made_up = types.ModuleType("ncu_report")
     made_up.load_report, made_up.IAction = load_report, Action
+    made_up.SpeedupType = enum.IntEnum("SpeedupType", {"LOCAL": 1, "GLOBAL": 2})
     monkeypatch.setitem(sys.modules, "ncu_report", made_up)
     return made_up
 
@@ -182,8 +184,8 @@ def test_a_report_by_nvidias_module(tmp_path, rules, module):
     (row,) = found.kernels
     assert (row.name, row.backend, row.grid, row.block) == (made.FLASH, "sdpa-flash", (8, 2, 8), (128, 1, 1))
     assert row.counters == {"duration_ms": 0.104992, "registers": 168, "sm_percent": None}
-    assert row.advice == (Advice(rule="SOLBottleneck", text="Look at DRAM.", speedup_percent=12.5),
-                          Advice(rule="AsText", text="Fewer bytes.", speedup_percent=3.5))
+    assert row.advice == (Advice(rule="AsText", text="Fewer bytes.", speedup_percent=3.5, scope="global"),
+                          Advice(rule="SOLBottleneck", text="Look at DRAM.", speedup_percent=12.5, scope="local"))
     assert found.device == "NVIDIA H200"
 
 

@@ -26,6 +26,13 @@ class Advice:
     text: str
     speedup_percent: float | None = None
     "what the rule estimates could be gained; most rules estimate nothing"
+    scope: str | None = None
+    "global: the gain is of the kernel's time; local: of what the rule looks at, taken alone"
+
+    @property
+    def promise(self) -> tuple[bool, bool, float]:
+        """Sorts what promises most first: gains of the kernel, then of a part of it, then no estimate."""
+        return (self.speedup_percent is None, self.scope == "local", -(self.speedup_percent or 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

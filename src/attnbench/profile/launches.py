@@ -58,4 +58,4 @@ def _advice(found: Iterable[Profiled]) -> tuple[Advice, ...]:
     for launch in found:
         for advice in launch.advice:
             remarks.setdefault((advice.rule, advice.text), advice)
-    return tuple(sorted(remarks.values(), key=lambda one: -(one.speedup_percent or 0.0)))
+    return tuple(sorted(remarks.values(), key=lambda one: one.promise))

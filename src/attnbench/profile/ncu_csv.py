@@ -117,10 +117,15 @@ def _by_line(lines: Sequence[dict[str, str]], mark: str) -> dict[str, Profiled]:
         if text := line.get("Rule Description"):
             gain = number(line.get("Estimated Speedup"), mark)
             launch.advice += (Advice(rule=line.get("Rule Name") or "", text=" ".join(text.split()),
-                                     speedup_percent=gain),)
+                                     speedup_percent=gain, scope=scope(line.get("Estimated Speedup Type"))),)
     for key, mine in metrics.items():
         found[key].metrics = mine
     return found
+
+
+def scope(text: str | None) -> str | None:
+    """What a gain is of, in ncu's words: ``global``, ``SpeedupType.LOCAL``; None of any other."""
+    return next((word for word in ("global", "local") if word in (text or "").casefold()), None)
 
 
 def _launch(line: dict[str, str]) -> Profiled:

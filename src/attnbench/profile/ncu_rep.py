@@ -117,7 +117,7 @@ def _launch(module: Any, action: Any) -> Profiled:
     return Profiled(
         name=action.name(base) if base is not None else action.name(), ranges=_ranges(action), metrics=values,
         grid=shapes[0] if len(shapes[0]) == 3 else None, block=shapes[1] if len(shapes[1]) == 3 else None,
-        device=str(card.value()) if card is not None else None, advice=tuple(_advice(action)))
+        device=str(card.value()) if card is not None else None, advice=tuple(_advice(module, action)))
 
 
 def _number(metric: Any) -> float | None:
@@ -134,7 +134,7 @@ def _ranges(action: Any) -> tuple[str, ...]:
     return tuple(name for key in state.domains() for name in state.domain_by_id(key).push_pop_ranges())
 
 
-def _advice(action: Any) -> Iterator[Advice]:
+def _advice(module: Any, action: Any) -> Iterator[Advice]:
     """What ncu's rules say; the module gives plain dictionaries since 2023, in some versions as texts inside one."""
     for rule in getattr(action, "rule_results_as_dicts", list)():
         message, gain = (_plain(rule.get(key)) for key in ("rule_message", "speedup_estimation"))
@@ -142,7 +142,17 @@ def _advice(action: Any) -> Iterator[Advice]:
         if text:
             speedup = gain.get("speedup") if isinstance(gain, dict) else None
             yield Advice(rule=str(rule.get("rule_identifier") or rule.get("name") or ""), text=" ".join(text.split()),
-                         speedup_percent=float(speedup) if isinstance(speedup, int | float) else None)
+                         speedup_percent=float(speedup) if isinstance(speedup, int | float) else None,
+                         scope=_scope(module, gain.get("type")) if isinstance(gain, dict) else None)
+
+
+def _scope(module: Any, kind: Any) -> str | None:
+    """What a gain is of; the module writes it as one of its numbers or as a text."""
+    numbers = getattr(module, "SpeedupType", None) or getattr(module, "IFrontend", None)
+    for name in ("SpeedupType_GLOBAL", "SpeedupType_LOCAL", "GLOBAL", "LOCAL"):
+        if isinstance(kind, int) and getattr(numbers, name, None) == kind:
+            return ncu_csv.scope(name)
+    return ncu_csv.scope(str(kind))
 
 
 def _plain(value: Any) -> Any:

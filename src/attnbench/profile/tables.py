@@ -169,11 +169,15 @@ def advice(captures: Sequence[Capture]) -> Table:
     """What ncu's own rules say, what promises most first."""
     found = [(row.backend or capture.name, row.short, one)
              for capture in captures for row in capture.kernels for one in row.advice]
-    found.sort(key=lambda item: -(item[2].speedup_percent or 0.0))
-    rows = tuple((backend, kernel, one.rule, one.speedup_percent, one.text) for backend, kernel, one in found[:MOST])
-    notes = ("gain is what the rule itself estimates; captures.json has the other remarks",) * (len(found) > MOST)
-    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "remark"), notes=notes,
-                 ranks=(0, 2, 1, 0, 0))
+    found.sort(key=lambda item: item[2].promise)
+    words = {"global": "kernel", "local": "part"}
+    rows = tuple((backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""), one.text)
+                 for backend, kernel, one in found[:MOST])
+    notes = ["gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
+             "gains of several rules do not add up"] * any(one.speedup_percent is not None for *_, one in found)
+    notes += ["captures.json has the other remarks"] * (len(found) > MOST)
+    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
+                 notes=tuple(notes), ranks=(0, 2, 1, 0, 3, 0))
 
 
 # ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────
