@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 import re
@@ -19,6 +18,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.machine.advice import install_line
 from attnbench.measure.sampling import Timing
 from attnbench.record import Error, Memory, PlannedGroup, PowerSeries, Rate, Record, Settings, Status, Time, Work
+from attnbench.worker.source import hash_of
 from attnbench.workloads.base import Workload, load_workload
 
 LOWEST_SHRINK = 1 / 64
@@ -166,9 +166,9 @@ def without_paths(text: str) -> str:
 
 
 def source_hash(backend: Backend) -> str | None:
-    """Short hash of the file that defines the backend."""
+    """Short hash of the file that defines the backend and of what it is made of."""
     try:
-        return hashlib.sha256(Path(inspect.getfile(type(backend))).read_bytes()).hexdigest()[:12]
+        return hash_of(Path(inspect.getfile(type(backend))).resolve())
     except (OSError, TypeError):
         return None
 
