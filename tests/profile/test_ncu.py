@@ -215,3 +215,9 @@ def test_a_report_through_ncu_itself(tmp_path, rules, monkeypatch, fake_tools):
     assert found.kernels[0].advice[0].rule == "TheoreticalOccupancy"
     pages = [options["--page"] for options, _ in fake_tools.calls()]
     assert pages == ["raw", "details"]
+
+
+def test_a_module_that_is_older_than_the_report(tmp_path, rules, module, fake_tools):
+    path = tmp_path / "x.ncu-rep"
+    path.write_bytes(b"NVR\0half")  # the module of the fixture refuses it
+    assert [row.calls for row in ncu_rep.parse(path, name="x", rules=rules).kernels] == [2, 1]

@@ -36,7 +36,8 @@ def decimal_mark(texts: Iterable[str]) -> str:
     Raises:
         RunFileError: numbers of the file contradict each other.
     """
-    found = {mark for text in texts if (mark := _mark(text.translate(SPACES)))}
+    marked = {text for text in texts if "." in text or "," in text}  # a long trace repeats itself
+    found = {mark for text in marked if (mark := _mark(text.translate(SPACES)))}
     if len(found) > 1:
         raise RunFileError("its numbers use both a point and a comma for decimals; output of one locale")
     return found.pop() if found else "."

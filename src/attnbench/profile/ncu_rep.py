@@ -37,10 +37,14 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
         RunFileError: it is cut short, no report, or holds no kernel.
     """
     ncu = find_program("ncu")
-    module = _module(ncu.path)
+    module, there = _module(ncu.path), ncu.reason is None and ncu.path is not None
     if module is not None:
-        return _by_module(module, path, name, rules)
-    if ncu.reason is None and ncu.path is not None:
+        try:
+            return _by_module(module, path, name, rules)
+        except RunFileError:
+            if not there:  # a module older than the report cannot read it; the ncu that wrote it can
+                raise
+    if there and ncu.path is not None:
         raw = page(ncu.path, path, "raw")
         return ncu_csv.parse(raw, name=name, source=path.name, rules=rules, advice=page(ncu.path, path, "details"))
     raise Unavailable(refusal("ncu", "capture", path.name, "can be read by NVIDIA's own module or by ncu only",

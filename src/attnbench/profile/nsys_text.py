@@ -161,6 +161,8 @@ def _until_rule(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _is_csv_head(line: str) -> bool:
+    if not any(word in line.casefold() for word in ("total", "duration")):
+        return False  # nearly every line of a long trace, which is not taken apart for that
     cells = next(csv.reader([line], delimiter="\t" if "\t" in line else ","), []) if "," in line or "\t" in line else []
     heads = {_head(cell)[0] for cell in cells}
     return bool(heads & {"name", "operation", "range"}) and bool(
