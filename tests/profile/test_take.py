@@ -107,6 +107,19 @@ def test_an_earlier_report_is_kept_without_force(taken):
     assert (taken.folder / "profile_sdpa-flash.ncu-rep").stat().st_mtime_ns > before
 
 
+@pytest.mark.parametrize(("tool", "mode"), [
+    ("ncu", "denied"), ("ncu", "silent"), ("nsys", "silent"), ("nsys", "nothing")])
+def test_with_force_an_earlier_capture_is_never_shown_as_this_one(taken, tool, mode):
+    assert taken(tool).capture is not None
+    report = taken.folder / f"profile_sdpa-flash.{tool}-rep"
+    before = report.read_bytes()
+    found = taken(tool, mode, force=True)
+    assert found.capture is None
+    assert found.reason
+    assert report.read_bytes() == before  # nor lost, where the tool wrote no other
+    assert not [path for path in taken.folder.iterdir() if path.suffix in (".csv", ".sqlite")]
+
+
 @pytest.mark.parametrize("name", ["basic", "roofline", "full"])
 def test_the_sets_of_ncu(name):
     (line,) = commands("ncu", "ncu", ["python"], "out", Options(set=name))

@@ -20,7 +20,7 @@ from attnbench.profile.job import Job
 from attnbench.profile.roofline import Point
 from attnbench.profile.running import reason, run
 from attnbench.profile.table import Table
-from attnbench.profile.take import Options, Taken, probe, take
+from attnbench.profile.take import SUFFIX, Options, Taken, probe, take
 from attnbench.store.files import write_bytes
 
 COMMAND_S = 3600.0
@@ -28,7 +28,7 @@ COMMAND_S = 3600.0
 
 LAUNCHES = {"ncu": 1, "nsys": 10, "torch": 10}
 FILES = {"nsys": "flash_attn_nsys", "ncu": "flash_attn_ncu_full", "torch": "flash_attn_torch"}
-SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep", "torch": ".trace.json"}
+TEXTS = {"nsys": ("nsys_stats.txt",), "ncu": ("ncu_memory_metrics.txt", "ncu_compute_metrics.txt"), "torch": ()}
 MEMORY = ("duration_ms", "dram_gbps", "dram_percent", "dram_bytes", "memory_percent", "l1_hit_percent",
           "l2_hit_percent", "dram_mhz")
 COMPUTE = ("duration_ms", "cycles", "sm_mhz", "sm_percent", "tensor_percent", "registers", "shared_bytes",
@@ -117,6 +117,8 @@ def _capture(tool: str, request: Request, folder: Path, rules: Categories, captu
     options = dataclasses.replace(request.options, file=file, set="full")
     job = dataclasses.replace(request.job, marks="torch" if tool == "torch" else "nvtx",
                               launches=request.launches or LAUNCHES[tool])
+    for name in TEXTS[tool]:  # with --force those of an earlier capture would stand beside the failure of this one
+        (folder / name).unlink(missing_ok=True)
     try:
         taken = take(tool, probe(tool, job.device), job, folder, options, rules)
     except Unavailable as why:
@@ -135,9 +137,9 @@ def _texts(tool: str, capture: Capture, folder: Path) -> None:
     if tool == "nsys":
         printed = folder / f"{FILES[tool]}_stats.txt"
         if printed.is_file():
-            printed.replace(folder / "nsys_stats.txt")
+            printed.replace(folder / TEXTS[tool][0])
     if tool == "ncu":
-        for name, wanted in (("ncu_memory_metrics.txt", MEMORY), ("ncu_compute_metrics.txt", COMPUTE)):
+        for name, wanted in zip(TEXTS[tool], (MEMORY, COMPUTE), strict=True):
             write_bytes(folder / name, tables.metrics(capture, name.split("_")[1], wanted).plain().encode())
 
 

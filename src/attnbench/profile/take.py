@@ -19,6 +19,10 @@ from attnbench.profile.job import Job
 from attnbench.profile.running import Finished, reason, run, shown
 
 TOOLS = ("ncu", "nsys", "torch")
+SUFFIX = {"ncu": ".ncu-rep", "nsys": ".nsys-rep", "torch": ".trace.json"}
+READ = (".csv", ".sqlite", "_stats.txt")
+"""Ends of the files that are made of a capture."""
+
 SECTIONS = {
     "basic": ("basic", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
     "roofline": ("roofline", "LaunchStats", "Occupancy", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis",
@@ -153,8 +157,11 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     """
     out = (folder / (options.file or jobs.file_name(job.backends))).absolute()
     log = out.with_name(f"{out.name}.log")
-    if options.force:
-        log.unlink(missing_ok=True)
+    if options.force:  # nsys prints what it finds exported, however old
+        for path in (log, *(out.with_name(out.name + end) for end in READ)):
+            path.unlink(missing_ok=True)
+    left = out.with_name(out.name + SUFFIX[tool])
+    before = _stamp(left)
     with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
         answer_file = Path(place) / "answer.json"
         trace = out.with_name(f"{out.name}.trace.json")
@@ -170,6 +177,8 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     left_out = tuple(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in reasons.items())
     if len(reasons) == len(job.backends):
         return Taken(None, "; ".join(left_out))
+    if _stamp(left) in (None, before):  # an earlier capture of that name is not this one's
+        return Taken(None, _why(tool, finished, options), left_out)
     try:
         capture = _read(tool, program, out, others, finished, options, rules)
     except AttnbenchError as error:
@@ -183,13 +192,21 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     return Taken(capture, None, left_out)
 
 
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes where a file is written anew; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def _read(tool: str, program: Profiler, out: Path, others: Sequence[Sequence[str]], finished: Finished,
           options: Options, rules: Categories) -> Capture:
     """What the tool left, read; its complaint where it left nothing."""
-    suffix = {"ncu": ".ncu-rep", "nsys": ".nsys-rep", "torch": ".trace.json"}[tool]
-    left = out.with_name(out.name + suffix)
+    left = out.with_name(out.name + SUFFIX[tool])
     name = out.name.removeprefix("profile_")
-    if not left.is_file() or (tool == "torch" and not finished.ok):
+    if tool == "torch" and not finished.ok:
         raise Unavailable(_why(tool, finished, options))
     try:
         if tool == "torch":
