@@ -121,7 +121,9 @@ class _Launches:
         given = dict(zip(self.kernel.arg_names, values, strict=False)) | named
         options = {name: given.pop(name) for name in list(given) if name not in self.kernel.arg_names}
         constexprs = {param.name for param in self.kernel.params if param.is_constexpr}
-        spelled = {name: _spell(value) for name, value in given.items() if name not in constexprs}
+        unseen = {param.name for param in self.kernel.params if param.do_not_specialize}
+        spelled = {name: _spell(value, unseen=name in unseen) for name, value in given.items()
+                   if name not in constexprs}
         arguments = {name: text for name, text in spelled.items() if text is not None}
         self.jobs.append(Job(
             f"{self.name} {len(self.jobs)}", f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}", arguments,
@@ -133,14 +135,17 @@ _SPELLED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "
             "int8": "i8", "int16": "i16", "bool": "i1"}
 
 
-def _spell(value: Any) -> str | None:
-    """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1."""
-    if value is None or (type(value) is int and value == 1):
+def _spell(value: Any, *, unseen: bool) -> str | None:
+    """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1.
+
+    Of an `unseen` one, which is not to be specialised, only the type is looked at.
+    """
+    if value is None or (type(value) is int and value == 1 and not unseen):
         return None
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
-        return ("i32" if -2**31 <= value < 2**31 else "i64") + ":16" * (value % 16 == 0)
+        return ("i32" if -2**31 <= value < 2**31 else "i64") + ":16" * (value % 16 == 0 and not unseen)
     if isinstance(value, float):
         return "fp32"
     dtype = _SPELLED[str(getattr(value, "base", value).dtype).removeprefix("torch.")]

@@ -19,6 +19,11 @@ def square(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
     tl.store(y_ptr + where, tl.dot(x, x), mask=at[:, None] < rows)
 
 
+@triton.jit(do_not_specialize=("rows",))
+def any_rows(x_ptr, rows):
+    tl.store(x_ptr, rows)
+
+
 @triton.jit
 def crowded(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
@@ -85,6 +90,10 @@ def test_a_launch_is_noted_as_the_launcher_would_compile_it(tmp_path, monkeypatc
     with recorded(module, "square", capability=90) as jobs:
         module.square[(1,)](x, x, 48, SIZE=64, num_warps=8, num_stages=2, maxnreg=128)
         module.square[(1,)](x, None, 1, SIZE=64)
+    with recorded(module, "any_rows", capability=90) as unseen:
+        module.any_rows[(1,)](x, 1)
+        module.any_rows[(1,)](x, 48)
+    assert [job.arguments for job in unseen] == [{"x_ptr": "*fp16:16", "rows": "i32"}] * 2
     assert module.square is kernel
     assert jobs == [
         Job("square 0", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "rows": "i32:16"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan, hstu_bsa_tiles
+from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
@@ -70,16 +70,9 @@ def jobs_of(name, card):
         with recorded(module, *kernels, capability=card) as jobs:
             launch(argument)
         # The backward's passes launch the same kernels again and again.
-        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}",
-                                      arguments=unspecialized(job.arguments)) for job in jobs
+        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}") for job in jobs
                   if job.kernel.split(":hstu_bsa_")[1] in CHOSEN[card, name]}.values()
     return found
-
-
-def unspecialized(arguments):
-    """As the launcher spells them: it says nothing of counts."""
-    return {name: spelled.removesuffix(":16") if name in hstu_bsa_tiles.COUNTS else spelled
-            for name, spelled in arguments.items()}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ are the tensor cores'."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,15 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
     found = compile_with({version: tritons()[version]}, jobs)[version]
     assert {job.capability for job in jobs} == {80, 90, 100}
     assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
+
+
+def test_another_batch_or_length_compiles_nothing_anew():
+    """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
+    for kernel in (hstu_dense_forward.hstu_dense_forward, *(getattr(hstu_dense_backward, name) for name in KERNELS)):
+        counted = {parameter.name for parameter in kernel.params if not parameter.is_constexpr and not re.search(
+            "_ptr$|_desc$|_row$|_head$|^half_alpha$|_?scale$", parameter.name)}
+        assert counted
+        assert all(one.do_not_specialize for one in kernel.params if one.name in counted), kernel.__name__
 
 
 def test_every_card_precision_dim_and_length_has_a_default():

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
 from attnbench.kernels.hstu_dense_tiles import (
+    COUNTS,
     add_rows,
     load_rows,
     load_whole,
@@ -60,7 +61,7 @@ def fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE: tl.constexpr,
     return dk, dv, down
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_backward_columns(
     q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_desc, dout_desc, dq_desc,
@@ -154,7 +155,7 @@ def fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRE
     return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_backward_rows(
     q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
@@ -202,16 +203,22 @@ def hstu_dense_backward_rows(
                BLOCK_M, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
-def hstu_dense_backward_round(sum_ptr, dq_ptr, dq_row, dq_head, numel, heads, dq_scale, ATTN_DIM: tl.constexpr,
-                              BLOCK: tl.constexpr):
-    """Round what the atomics added up, [Tq, H, D] in fp32, into dQ."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = at // ATTN_DIM
-    where = row // heads * dq_row + row % heads * dq_head + at % ATTN_DIM
-    tl.store(dq_ptr + where, (tl.load(sum_ptr + at, mask=at < numel) * dq_scale).to(dq_ptr.dtype.element_ty),
-             mask=at < numel)
+def hstu_dense_backward_round(sum_ptr, dq_ptr, dq_row, dq_head, rows, heads, dq_scale, ATTN_DIM: tl.constexpr,
+                              BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ."""
+    # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    query = first // heads
+    behind = (first - query * heads).to(tl.int32) + tl.arange(0, ROWS)
+    dims = tl.arange(0, BLOCK_D)
+    mask = (first + tl.arange(0, ROWS) < rows)[:, None]
+    if ATTN_DIM != BLOCK_D:
+        mask = mask & (dims[None, :] < ATTN_DIM)
+    total = tl.load(sum_ptr + first * ATTN_DIM + (tl.arange(0, ROWS)[:, None] * ATTN_DIM + dims[None, :]), mask=mask)
+    where = (query + behind // heads) * dq_row + (behind % heads).to(tl.int64) * dq_head
+    tl.store(dq_ptr + where[:, None] + dims[None, :], (total * dq_scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
 def launch_backward(
@@ -288,9 +295,10 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
 
 
 def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
-    (_, heads, dims), block = dq.shape, 2048
-    if not total.numel():
+    queries, heads, dims = dq.shape
+    rows, together = queries * heads, 4096 // block_of(dims)
+    if not rows:
         return
-    hstu_dense_backward_round[(-(-total.numel() // block),)](
-        total, dq, *dq.stride()[:2], total.numel(), heads, problem.alpha / problem.scaling_seqlen / 2, ATTN_DIM=dims,
-        BLOCK=block, num_warps=4)
+    hstu_dense_backward_round[(-(-rows // together),)](
+        total, dq, *dq.stride()[:2], rows, heads, problem.alpha / problem.scaling_seqlen / 2, ATTN_DIM=dims,
+        BLOCK_D=block_of(dims), ROWS=together, num_warps=4)

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
 from attnbench.kernels.hstu_dense_tiles import (
+    COUNTS,
     load_rows,
     load_whole,
     masked_tile,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from attnbench.kernels.hstu_dense_problem import Problem
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_forward(
     q_ptr, k_ptr, v_ptr, out_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,

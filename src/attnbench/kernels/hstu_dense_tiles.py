@@ -19,6 +19,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+COUNTS = ("contextual_len", "group", "heads", "pairs", "rows", "tiles", "window")
+"""Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew."""
+
 
 @triton.jit
 @no_type_check
