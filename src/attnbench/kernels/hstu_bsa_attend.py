@@ -38,14 +38,34 @@ from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu
 
 @triton.jit
 @no_type_check
+def wait_for(counter_ptr, count):
+    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire") < count:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+@no_type_check
+def arrive(counter_ptr):
+    """Say that the program is done: all its threads' writes come first."""
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release")
+
+
+@triton.jit
+@no_type_check
 def attend_tile(
-    q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, unit, tile, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
-    half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, ready_ptr, needed, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr,
+    offsets_q_ptr, num_targets_ptr, unit, tile, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows,
+    tile_rows, half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+    HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr, WAIT: tl.constexpr,
 ):
-    """One tile of one block's list; `partial_ptr` is where the partial rows of the pair start."""
+    """One tile of one block's list; `partial_ptr` is where the partial rows of the pair start.
+
+    With WAIT they may be written once `ready_ptr` has counted to `needed`.
+    """
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     list_head = head * 0 if SHARED else head
@@ -66,6 +86,8 @@ def attend_tile(
         # A listed block is complete and past: every query of its list sees all its keys.
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
         partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
+        if WAIT:
+            wait_for(ready_ptr, needed)
         scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, BLOCK_V)
 
 
@@ -90,13 +112,17 @@ def near_sum(acc, q, k_base, v_base, begin, end, position, stand, local, seen, o
 @triton.jit
 @no_type_check
 def finish_tile(
-    q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, unit, tile,
-    q_row, q_head, k_row, k_head, v_row, v_head, heads, half_alpha, scale, ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, ready_ptr, needed, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, unit, tile, q_row, q_head, k_row, k_head, v_row, v_head, heads, half_alpha, scale,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
-    """One tile of queries, longest rows first; `out` holds the compressed branch and takes the sum."""
+    """One tile of queries; `out` holds the compressed branch and takes the sum.
+
+    With WAIT the partial rows are there once `ready_ptr` has counted to `needed`.
+    """
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
@@ -131,6 +157,8 @@ def finish_tile(
         total = acc * scale
         if OTHERS > 0:
             count = tl.minimum(local, OTHERS)
+            if WAIT:
+                wait_for(ready_ptr, needed)
             chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
             for slot in tl.static_range(OTHERS):
                 chosen += gather_rows(partial_ptr, rows * OTHERS + slot, mask & (slot < count), LINEAR_DIM, LINEAR_DIM,
@@ -154,11 +182,11 @@ def hstu_bsa_attend(
     """A program: one tile of a list of one pair, of a pass from `first_unit` on."""
     place = tl.program_id(0) // tiles
     attend_tile(
-        q_ptr, k_ptr, v_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, entries_ptr, tiles_ptr,
-        num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place,
+        q_ptr, k_ptr, v_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, num_tiles_ptr, 0, entries_ptr,
+        tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place,
         tl.program_id(0) - place * tiles, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
         half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, HAS_TARGETS, HAS_CACHE, SHARED,
-        ROWS, TANH)
+        ROWS, TANH, False)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -174,26 +202,10 @@ def hstu_bsa_finish(
     place = tl.program_id(0) // tiles
     finish_tile(
         q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place, tl.program_id(0) - place * tiles, q_row,
-        q_head, k_row, k_head, v_row, v_head, heads, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V,
-        BLOCK_SIZE, OTHERS, GATES, WINDOW, HAS_TARGETS, HAS_CACHE, ROWS, KEYS, TANH)
-
-
-@triton.jit
-@no_type_check
-def wait_for(counter_ptr, count):
-    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
-    while tl.atomic_add(counter_ptr, 0, sem="acquire") < count:
-        pass
-    tl.debug_barrier()
-
-
-@triton.jit
-@no_type_check
-def arrive(counter_ptr):
-    """Say that the program is done: all its threads' writes come first."""
-    tl.debug_barrier()
-    tl.atomic_add(counter_ptr, 1, sem="release")
+        offsets_ptr, 0, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place,
+        tl.program_id(0) - place * tiles, q_row, q_head, k_row, k_head, v_row, v_head, heads, half_alpha, scale,
+        ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, GATES, WINDOW, HAS_TARGETS, HAS_CACHE, ROWS, KEYS,
+        TANH, False)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -215,22 +227,21 @@ def hstu_bsa_ticket(
     attended = progress_ptr + 1
     finished = attended + units
     size = tl.cast(slot_rows, tl.int64) * LINEAR_DIM
+    # Each waits as late as it can: what it loads and multiplies of its own is then done already.
     if place < tiles:
         if step < units:
-            if step >= ring:
-                wait_for(finished + step - ring, row_tiles)
             attend_tile(
-                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, entries_ptr, tiles_ptr, num_tiles_ptr,
-                offsets_ptr, offsets_q_ptr, num_targets_ptr, step, place, q_row, q_head, k_row, k_head, v_row,
-                v_head, heads, entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V,
-                BLOCK_SIZE, OTHERS, HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH)
+                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, finished + tl.maximum(step - ring, 0),
+                tl.where(step < ring, 0, row_tiles), entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr,
+                offsets_q_ptr, num_targets_ptr, step, place, q_row, q_head, k_row, k_head, v_row, v_head, heads,
+                entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS,
+                HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH, True)
             arrive(attended + step)
     elif step >= lag:
         unit = step - lag
-        wait_for(attended + unit, tiles)
         finish_tile(
-            q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr + (unit % ring) * size, offsets_ptr, offsets_q_ptr,
-            num_targets_ptr, unit, place - tiles, q_row, q_head, k_row, k_head, v_row, v_head, heads, half_alpha,
-            scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, GATES, WINDOW, HAS_TARGETS, HAS_CACHE,
-            FINISH_ROWS, KEYS, TANH)
+            q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr + (unit % ring) * size, attended + unit, tiles,
+            offsets_ptr, offsets_q_ptr, num_targets_ptr, unit, place - tiles, q_row, q_head, k_row, k_head, v_row,
+            v_head, heads, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, GATES,
+            WINDOW, HAS_TARGETS, HAS_CACHE, FINISH_ROWS, KEYS, TANH, True)
         arrive(finished + unit)
