@@ -192,6 +192,10 @@ def test_gradients_reach_every_leaf_of_the_public_function(bsa):
     truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw())
     for name, found in zip(("out", "dq", "dk", "dv", "dgates"), (out, *grads), strict=True):
         assert torch.allclose(found.double(), truth[name], atol=1e-6), name
+    out, _ = bsa.hstu_bsa_attention(q, k, v, inputs.seq_offsets, 70, block_size=16, block_counts=3)
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
 
 
 def test_a_session_of_the_backend_passes_the_examination_of_a_run(bsa, monkeypatch):
@@ -229,6 +233,8 @@ WRONG = {
     "selection=all is not known; head or shared": {"selection": "all"},
     "alpha=-1.0 would turn the ranking round; a finite number above 0": {"alpha": -1.0},
     "local_window=0 cannot be used; a whole number from 1, or None": {"local_window": 0},
+    "q.shape=() is not packed; [rows, heads, dims]": {"q": torch.tensor(1.0)},
+    "max_seqlen=None cannot be used; a whole number from 0": {"max_seqlen": None},
     "gates.shape=(140, 2, 3) does not fit; (140, 2, 2)": {"gates": torch.ones(140, 2, 3)},
     "gates.dtype=torch.float16 does not fit; torch.float32": {"gates": torch.ones(140, 2, 2).half()},
     "k.dtype=torch.float16 does not fit; torch.float32, q's": {"k": torch.ones(140, 2, 24).half()},

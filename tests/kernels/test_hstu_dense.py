@@ -150,6 +150,14 @@ def test_differentiable_on_slices_of_one_tensor_and_on_a_broadcast_gradient(kern
     held(case, ones, dict(zip(("out", "dq", "dk", "dv"), (out, *grad.split([16, 16, 8], dim=2)), strict=True)))
 
 
+def test_a_second_derivative_is_refused_and_not_missing(kernels):
+    q = torch.randn(9, 1, 16, requires_grad=True)
+    out = kernels.hstu_attention(q, q.detach(), q.detach(), torch.tensor([0, 9]), 9)
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
 def test_defaults_are_those_of_the_device(kernels):
     x = torch.randn(9, 1, 16)
     out = kernels.hstu_attention(x, x, x, torch.tensor([0, 9]), 9, deterministic=True)

@@ -23,6 +23,11 @@ def of(*shape, **options):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
+    ({"q": of(())}, r"q.shape=\(\) is not packed; \[rows, heads, dims\]"),
+    ({"q": of(12, 2, 0)}, r"q.shape=\(12, 2, 0\) has too many dims or none; 1 to 256 dims"),
+    ({"offsets": torch.tensor(12)}, r"offsets.shape=\(\) does not fit; \[1\] for 0 sequences"),
+    ({"max_seqlen": None}, r"max_seqlen=None cannot be used; a whole number from 0"),
+    ({}, r"q.device=cpu has no compiled kernels; a CUDA device"),
     ({"q": of(12, 16)}, r"q.shape=\(12, 16\) is not packed; \[rows, heads, dims\]"),
     ({"q": of(12, 2, 8, dtype=torch.float64)}, r"q.dtype=torch.float64 is not supported; bfloat16, float16 or float32"),
     ({"k": of(12, 2, 8, dtype=torch.float16)}, r"k.dtype=torch.float16 does not fit; torch.float32, q's"),

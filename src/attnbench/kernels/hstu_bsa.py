@@ -43,13 +43,14 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu_bsa_backward import BsaGradients, backward
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate, forward, forward_workspace
 from attnbench.kernels.hstu_bsa_plan import SCHEDULES, BsaConfig, BsaProblem, backward_shapes, default_config
 from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
 from attnbench.kernels.hstu_dense_problem import WHO as DENSE
-from attnbench.kernels.hstu_dense_problem import Problem, check_tensors, check_values
+from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
 
 __all__ = ["BsaCall", "BsaConfig", "BsaGradients", "BsaProblem", "BsaTensors", "allocate", "backward",
            "backward_shapes", "check", "default_config", "forward", "forward_workspace", "hstu_bsa_attention",
@@ -109,7 +110,8 @@ class _HstuBsaAttention(torch.autograd.Function):
         out = torch.empty(p.queries, p.heads, p.linear_dim, dtype=p.dtype, device=q.device)
         blocks = torch.empty(p.queries, p.list_heads, p.block_counts, dtype=torch.int32, device=q.device)
         workspace = forward_workspace(p, config, q.device)
-        forward(tensors.call(p, config, out, blocks, workspace))
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            forward(tensors.call(p, config, out, blocks, workspace))
         kept = [name for name in ("means_k", "means_v", "entries", "starts") if name in workspace]
         optional = {name: x for name in ("gates", "offsets_q", "num_targets")
                     if (x := getattr(tensors, name)) is not None}
@@ -119,6 +121,7 @@ class _HstuBsaAttention(torch.autograd.Function):
         return out, blocks
 
     @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, offsets, blocks, *rest = ctx.saved_tensors
         optional = dict.fromkeys(("gates", "offsets_q", "num_targets")) | dict(zip(ctx.names, rest, strict=False))
@@ -128,10 +131,12 @@ class _HstuBsaAttention(torch.autograd.Function):
         dout = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         dgates = None if tensors.gates is None else torch.empty_like(tensors.gates)
-        backward(BsaGradients(
+        grad = BsaGradients(
             # The backward reads no output; `blocks` stands where it would.
             call=tensors.call(p, config, blocks, blocks, workspace), dout=dout, dq=dq, dk=dk, dv=dv, dgates=dgates,
-            workspace=allocate(backward_shapes(p, config), q.device)))
+            workspace=allocate(backward_shapes(p, config), q.device))
+        with torch.cuda.device_of(q):
+            backward(grad)
         return dq, dk, dv, dgates, None, None, None
 
 
@@ -142,7 +147,7 @@ def hstu_bsa_attention(
     num_targets: Tensor | None = None, alpha: float | None = None, scaling_seqlen: int | None = None,
     config: BsaConfig | None = None, validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Block-sparse SiLU attention of each sequence to itself, differentiable; see the letters above.
+    """Block-sparse SiLU attention of each sequence to itself, differentiable once; see the letters above.
 
     Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
 
@@ -174,8 +179,8 @@ def hstu_bsa_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     tensors = BsaTensors(q=q, k=k, v=v, gates=gates, offsets=offsets, offsets_q=offsets_q, num_targets=num_targets)
-    alpha = q.shape[-1] ** -0.5 if alpha is None else float(alpha)
-    scaling_seqlen = max(1, max_seqlen) if scaling_seqlen is None else scaling_seqlen
+    alpha = default_alpha(q) if alpha is None else float(alpha)
+    scaling_seqlen = max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen
     max_seqlen_q = max_seqlen if max_seqlen_q is None else max_seqlen_q
     numbers: dict[str, Any] = {"max_seqlen": max_seqlen, "max_seqlen_q": max_seqlen_q, "alpha": alpha,
                                "scaling_seqlen": scaling_seqlen}
@@ -200,8 +205,7 @@ def check(tensors: BsaTensors, *, max_seqlen: int, max_seqlen_q: int, alpha: flo
                      max_seqlen_q=max_seqlen_q, alpha=alpha, scaling_seqlen=scaling_seqlen, causal=True,
                      contextual_len=0, max_attn_len=None)
     _as_ours(lambda: check_tensors(t.q, t.k, t.v, shared))
-    if t.q.device.type == "cpu" and isinstance(hstu_bsa_pool, triton.JITFunction):
-        raise _wrong("q.device", t.q.device, "has no compiled kernels", "a CUDA device")
+    _as_ours(lambda: check_device(t.q, compiled=isinstance(hstu_bsa_pool, triton.JITFunction)))
     _check_sparse(block_size, block_counts, local_window, selection, alpha, max_seqlen)
     _check_gates(t, 2 if local_window is None else 3)
     if config is not None and config.schedule not in SCHEDULES:

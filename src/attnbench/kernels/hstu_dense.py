@@ -20,7 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu_dense_backward import launch_backward, workspace_shape
 from attnbench.kernels.hstu_dense_configs import (
@@ -31,8 +33,8 @@ from attnbench.kernels.hstu_dense_configs import (
     backward_config,
     forward_config,
 )
-from attnbench.kernels.hstu_dense_forward import launch_forward
-from attnbench.kernels.hstu_dense_problem import Problem, check_tensors, check_values
+from attnbench.kernels.hstu_dense_forward import hstu_dense_forward, launch_forward
+from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
 
 __all__ = ["BackwardConfig", "ColumnConfig", "ForwardConfig", "Problem", "RowConfig", "backward_config",
            "check_tensors", "check_values", "configs_of", "default_backward", "default_forward", "forward_config",
@@ -85,6 +87,7 @@ class _HstuAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         dout = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
@@ -103,7 +106,7 @@ def hstu_attention(
     deterministic: bool = False, forward: ForwardConfig | None = None, backward: BackwardConfig | None = None,
     validate: bool = False,
 ) -> Tensor:
-    """SiLU attention of each sequence to itself, differentiable; see the letters above.
+    """SiLU attention of each sequence to itself, differentiable once; see the letters above.
 
     Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
 
@@ -136,12 +139,13 @@ def hstu_attention(
     problem = Problem(
         offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
         max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        alpha=q.shape[-1] ** -0.5 if alpha is None else float(alpha),
-        scaling_seqlen=max(1, max_seqlen) if scaling_seqlen is None else scaling_seqlen, causal=causal,
+        alpha=default_alpha(q) if alpha is None else float(alpha),
+        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen, causal=causal,
         contextual_len=contextual_len, max_attn_len=max_attn_len)
     check_tensors(q, k, v, problem)
     if validate:
         check_values(q, k, v, problem)
+    check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
     forward = forward or default_forward(q, v, max_seqlen)
     backward = backward or default_backward(q, v, max_seqlen, deterministic=deterministic)
     return _HstuAttention.apply(q, k, v, problem, forward, backward)

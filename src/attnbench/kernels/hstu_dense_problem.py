@@ -40,8 +40,8 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """Number of sequences."""
-        return self.offsets.shape[0] - 1
+        """Number of sequences; 0 also where the offsets are of no use."""
+        return max(1, *self.offsets.shape[:1]) - 1 if self.offsets.dim() else 0
 
     def flags(self) -> dict[str, bool]:
         """What of the mask is compiled into a kernel."""
@@ -80,6 +80,21 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
+
+
+def default_alpha(q: Tensor) -> float:
+    """1 / sqrt of the attention dim; of a shape that will be refused, 1."""
+    return max(1, *q.shape[-1:]) ** -0.5 if q.dim() else 1.0
+
+
+def check_device(q: Tensor, *, compiled: bool) -> None:
+    """Refuse CPU tensors where the kernels are compiled and not interpreted.
+
+    Raises:
+        ValueError: naming the device and what is accepted.
+    """
+    if compiled and q.device.type != "cuda":
+        raise _wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
