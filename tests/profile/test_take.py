@@ -94,6 +94,13 @@ def test_a_time_limit_ends_what_the_tool_started(taken):
     assert found.reason == "ncu: did not end within 0.5 s and was stopped; --timeout"
 
 
+@pytest.mark.parametrize(("mode", "control", "given_back"), [
+    ("hang", "base", True), ("killed", "base", True), ("hang", "none", False), ("ok", "base", False)])
+def test_clocks_that_a_killed_ncu_holds_are_given_back(taken, fake_tools, mode, control, given_back):
+    taken("ncu", mode, timeout_s=30.0 if mode == "ok" else 0.7, clock_control=control)
+    assert ([{"--clock-control": "reset"}, []] in fake_tools.calls()) is given_back
+
+
 def test_a_csv_that_is_cut_short_is_said(taken):
     assert "is cut short" in taken("ncu", "cut").reason
 

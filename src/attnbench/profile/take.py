@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from attnbench.profile import job as jobs
 from attnbench.profile import ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
-from attnbench.profile.job import Job
+from attnbench.profile.job import Answer, Job
 from attnbench.profile.running import Finished, reason, run, shown
 
 TOOLS = ("ncu", "nsys", "torch")
@@ -32,6 +33,7 @@ SECTIONS = {
 """ncu's own set, and the sections it lacks (`ncu --list-sets`) for the counters of our table."""
 
 REPORTS = ("cuda_api_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_gpu_proj_sum")
+RESET_S = 30.0
 SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\/@,[]+*"})
 """What means something in ncu's expressions of ranges."""
 
@@ -156,23 +158,12 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
         The capture, or the reason why there is none.  Whatever the tool left lies in the folder.
     """
     out = (folder / (options.file or jobs.file_name(job.backends))).absolute()
-    log = out.with_name(f"{out.name}.log")
-    if options.force:  # nsys prints what it finds exported, however old
-        for path in (log, *(out.with_name(out.name + end) for end in READ)):
-            path.unlink(missing_ok=True)
     left = out.with_name(out.name + SUFFIX[tool])
     before = _stamp(left)
-    with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
-        answer_file = Path(place) / "answer.json"
-        trace = out.with_name(f"{out.name}.trace.json")
-        words = child.command("attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")),
-                              str(answer_file), str(trace))
-        first, *others = commands(tool, program.path or "", words, out, options)
-        try:
-            finished = run(first, timeout_s=options.timeout_s, log=log)
-        except Unavailable as error:
-            return Taken(None, str(error))
-        answer = jobs.read_answer(answer_file)
+    try:
+        finished, answer, (first, *others) = _launched(tool, program, job, out, options)
+    except Unavailable as error:
+        return Taken(None, str(error))
     reasons = answer.reasons if answer else {}
     left_out = tuple(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in reasons.items())
     if len(reasons) == len(job.backends):
@@ -190,6 +181,37 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
         device=capture.device or (answer.gpu if answer else None),
         notes=(*capture.notes, *([] if finished.ok else [f"{_why(tool, finished, options)}; its end may be missing"])))
     return Taken(capture, None, left_out)
+
+
+def _launched(tool: str, program: Profiler, job: Job, out: Path,
+              options: Options) -> tuple[Finished, Answer | None, list[list[str]]]:
+    """Run the tool: how it ended, what the profiled process answered, and the command lines."""
+    log, trace = out.with_name(f"{out.name}.log"), out.with_name(out.name + SUFFIX["torch"])
+    if options.force:  # nsys prints what it finds exported, however old
+        for path in (log, *(out.with_name(out.name + end) for end in READ)):
+            path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
+        answer = Path(place) / "answer.json"
+        words = child.command("attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")), str(answer),
+                              str(trace))
+        lines = commands(tool, program.path or "", words, out, options)
+        with _clocks_given_back(tool, program, options, log) as ended:
+            finished = run(lines[0], timeout_s=options.timeout_s, log=log)
+            ended.append(finished)
+        return finished, jobs.read_answer(answer), lines
+
+
+@contextmanager
+def _clocks_given_back(tool: str, program: Profiler, options: Options, log: Path) -> Iterator[list[Finished]]:
+    """Unlock the clocks that an ncu which did not end by itself left locked; who ended puts itself into the list."""
+    ended: list[Finished] = []
+    try:
+        yield ended
+    finally:
+        by_itself = bool(ended) and ended[0].code is not None and ended[0].code >= 0
+        if tool == "ncu" and options.clock_control != "none" and not by_itself:
+            with suppress(Unavailable):
+                run([program.path or "", "--clock-control", "reset"], timeout_s=RESET_S, log=log)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
