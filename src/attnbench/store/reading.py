@@ -3,7 +3,8 @@
 The rules are data (reading.toml); here are the facts they speak of.  A fact is a number, a word or
 None where it is not known, and a rule about an unknown fact says nothing.
 
-    of a row     backend, baseline, verdict, speedup_low, speedup_high, memory_ratio, memory_inverse,
+    of a row     backend, baseline, verdict, speedup_low, speedup_high, gain (speedup_low, never rounded up),
+                 memory_ratio, memory_inverse,
                  bound (compute, memory), share and percent (of the measured ceiling that bounds
                  the case), samples, busy_share, idle_percent, host_share, host_us
     of a table   device (gpu, cpu), dtype, tiles, sm_count, tiles_per_sm, celsius, clock_lowest,
@@ -140,6 +141,7 @@ def _row_facts(record: Record, baseline: Record | None) -> Facts:
     facts: Facts = {"backend": backend_name(record)}
     if speedup and speedup.baseline != record.backend:
         facts |= {"verdict": speedup.verdict, "speedup_low": speedup.ci_low, "speedup_high": speedup.ci_high}
+        facts["gain"] = None if speedup.ci_low is None else math.floor(100 * speedup.ci_low) / 100
         facts |= _memory_facts(record, baseline)
     facts |= _roofline_facts(record)
     if time is None or not time.median_ms:
