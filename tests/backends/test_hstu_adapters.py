@@ -104,7 +104,7 @@ def test_ours_takes_every_case_up_to_its_dims(monkeypatch):
     backend.check(case_of(causal=False, dtype="fp32", attn_dim=24, linear_dim=256, num_targets=3), HOPPER)
     with pytest.raises(Unsupported, match="linear_dim=257 is not supported; at most 256"):
         backend.check(case_of(linear_dim=257), HOPPER)
-    monkeypatch.setattr("attnbench.backends.hstu_triton.module_exists", lambda name: False)
+    monkeypatch.setattr("attnbench.backends.hstu.module_exists", lambda name: False)
     with pytest.raises(Unavailable, match="hstu-triton: module=triton is not installed"):
         backend.probe()
 

@@ -86,6 +86,12 @@ def examined(name, case, device):
                        budget=backend.budget(case))
 
 
+def test_every_backend_of_ours_is_held_to_this():
+    assert {*OURS} == {"hstu-eager", "hstu-compile", "hstu-triton", "hstu-bsa-eager", "hstu-bsa-triton"}
+    assert {param.values for param in SPARSE} == {("hstu-bsa-eager", "cpu"), ("hstu-bsa-eager", "cuda"),
+                                                  ("hstu-bsa-triton", "cuda")}
+
+
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.0)

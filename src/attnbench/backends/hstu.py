@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch, Machine
+from attnbench.backends.base import Backend, Launch, Machine, module_exists
 from attnbench.backends.differentiable import launch
-from attnbench.errors import Unsupported, refusal
+from attnbench.errors import Unavailable, Unsupported, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,23 @@ class HstuBackend(Backend):
                                       f"one of {', '.join(self.devices)}"))
         if self.variant == "hstu-bsa" and case.sparse_refusal is not None:
             raise Unsupported(case.sparse_refusal)
+
+
+class OurTriton(HstuBackend):
+    """Kernels of our own; `module` stays None, which says that no library of others is measured."""
+
+    install = "part of torch"
+    distribution = "triton"
+    compiles = True
+
+    def probe(self) -> None:
+        """Ask for Triton, which torch for a GPU brings.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if not module_exists("triton"):
+            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
 
 
 class Operands:

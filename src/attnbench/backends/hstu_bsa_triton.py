@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine
-from attnbench.backends.hstu import HstuBackend
+from attnbench.backends.hstu import OurTriton
 from attnbench.errors import Unsupported, WorkerError, refusal
 
 if TYPE_CHECKING:
@@ -18,16 +18,12 @@ MOST_BLOCKS = 16
 LARGEST_DIM = 256
 
 
-class HstuBsaTriton(HstuBackend):
+class HstuBsaTriton(OurTriton):
     """Five kernels forward, three backward, all with buffers that are there before."""
 
     name = "hstu-bsa-triton"
     title = "HSTU block-sparse, ours (Triton)"
     variant = "hstu-bsa"
-    install = "part of torch"
-    module = "triton"
-    distribution = "triton"
-    compiles = True
 
     def check(self, case: Any, machine: Machine) -> None:
         """Refuse what the kernels do not take.

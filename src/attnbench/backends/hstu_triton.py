@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Config, Launch, Machine, module_exists
-from attnbench.backends.hstu import HstuBackend
-from attnbench.errors import Unavailable, Unsupported, WorkerError, refusal
+from attnbench.backends.base import Config, Launch, Machine
+from attnbench.backends.hstu import OurTriton
+from attnbench.errors import Unsupported, WorkerError, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,23 +16,11 @@ if TYPE_CHECKING:
 LARGEST_DIM = 256
 
 
-class HstuTriton(HstuBackend):
+class HstuTriton(OurTriton):
     """Buffers are there before; nothing is allocated in a call."""
 
     name = "hstu-triton"
     title = "HSTU, ours (Triton)"
-    install = "part of torch"
-    distribution = "triton"
-    compiles = True
-
-    def probe(self) -> None:
-        """Ask for Triton, which torch for a GPU brings.
-
-        Raises:
-            Unavailable: it is not installed.
-        """
-        if not module_exists("triton"):
-            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
 
     def check(self, case: Any, machine: Machine) -> None:
         """Refuse what the kernels do not take.
