@@ -1,0 +1,371 @@
+"""How the flash forward is cut: tiles, warps, stages and code path, in words that are parsed back exactly.
+
+Short form, what differs from the defaults spelled out:  ``m128n128w8s3-tma-ahead-fused``
+Full form, every field:  ``block_m=128 block_n=128 warps=8 stages=3 loads=tma order=ahead mask=fused ...``
+
+Of the space the `RULES` leave out what cannot run or cannot be fast, each with its reason.  The tuned defaults are
+data, in ``flash.toml`` beside this file: the first row that fits is taken.  Imports without torch and Triton.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("flash.toml")
+_SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
+WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead"), "mask": ("apart", "fused"), "exp": ("unit", "mix"),
+         "grid": ("tiles", "persistent")}
+"Fields that are one of a few words, the default first; the short form has a word that is not the default."
+NUMBERS = {"block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8, 16),
+           "stages": (1, 2, 3, 4, 5, 6, 7, 8)}
+_DEFAULT_SECTION = 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardConfig:
+    """Cut of the forward kernel; precision and dims belong to the case."""
+
+    block_m: int
+    "queries of a tile"
+    block_n: int
+    "keys of a tile"
+    warps: int
+    stages: int
+    "tiles of keys and values in flight"
+    loads: str = "pointer"
+    "pointer, or tma: tiles by the tensor memory accelerator (sm_90 and later, and only of tensors aligned for it)"
+    order: str = "plain"
+    "ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that"
+    mask: str = "apart"
+    "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
+    exp: str = "unit"
+    "unit: the card's own; mix: every fourth by a polynomial, to relieve it"
+    grid: str = "tiles"
+    "tiles: a program each; persistent: a program an SM, which takes one after another"
+    registers: int | None = None
+    "most of a thread, to have more programs on an SM; None: the compiler's choice"
+    section_mib: int = _DEFAULT_SECTION
+    "programs next to one another share this much of the L2"
+
+    def __post_init__(self) -> None:
+        for name, accepted in (NUMBERS | WORDS).items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(map(str, accepted))}")
+        if self.registers is not None and not (self.registers % 8 == 0 and 24 <= self.registers <= 248):
+            raise ValueError(f"registers={self.registers} cannot be used; a multiple of 8 from 24 to 248")
+        if not 1 <= self.section_mib <= 999:
+            raise ValueError(f"section_mib={self.section_mib} is out of range; 1 to 999")
+
+    @property
+    def short(self) -> str:
+        """Short form, without comma, bracket or blank."""
+        words = [value for name in WORDS if (value := getattr(self, name)) != WORDS[name][0]]
+        words += [f"r{self.registers}"] * (self.registers is not None)
+        words += [f"l{self.section_mib}"] * (self.section_mib != _DEFAULT_SECTION)
+        return "-".join([f"m{self.block_m}n{self.block_n}w{self.warps}s{self.stages}", *words])
+
+    @property
+    def full(self) -> str:
+        """Every field, by name."""
+        return " ".join(f"{field.name}={getattr(self, field.name) or 'auto'}" for field in fields(self))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every field, as data."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def threads(self) -> int:
+        """Of a program."""
+        return 32 * self.warps
+
+    def flags(self, *, packed: bool, tma: bool) -> dict[str, Any]:
+        """What of the cut is compiled into the kernel.
+
+        Args:
+            packed: sequences lie one after another: a descriptor does not end where one of them does.
+            tma: the tensors can be read so.
+        """
+        ends = tma and not packed
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TMA": tma, "AHEAD": self.order == "ahead",
+                "FUSED": self.mask == "fused" and (ends or not tma), "MIX": self.exp == "mix",
+                "MASKED_STAGES": min(self.stages, 2) if ends else 1, "PRECISION": "ieee",
+                "PERSISTENT": self.grid == "persistent"}
+
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told beside the kernel's arguments."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.registers} if self.registers else {})
+
+
+def parse(text: str) -> ForwardConfig:
+    """Read a short or a full form.
+
+    Raises:
+        ValueError: it is neither; the message says what is wrong and what is accepted.
+    """
+    return _parse_full(text) if "=" in text else _parse_short(text)
+
+
+def _parse_short(text: str) -> ForwardConfig:
+    match = _SHORT.fullmatch(text)
+    if match is None:
+        raise ValueError("is not a short form; such as m128n128w8s3-tma-ahead")
+    *numbers, tail = match.groups()
+    values: dict[str, Any] = dict(zip(NUMBERS, map(int, numbers), strict=True))
+    known = {word: (name, word) for name, words in WORDS.items() for word in words[1:]}
+    for word in tail.split("-")[1:]:
+        number = re.fullmatch(r"([rl])(\d{1,3})", word)
+        if number:
+            name, value = {"r": "registers", "l": "section_mib"}[number[1]], int(number[2])
+        elif word in known:
+            name, value = known[word]
+        else:
+            raise ValueError(f"has the word {word}; one of {', '.join([*known, 'r128', 'l8'])}")
+        if name in values:
+            raise ValueError(f"says {name} twice; each once")
+        values[name] = value
+    config = ForwardConfig(**values)
+    if config.short != text:
+        raise ValueError(f"is not how it is spelled; {config.short}")
+    return config
+
+
+def _parse_full(text: str) -> ForwardConfig:
+    names = [field.name for field in fields(ForwardConfig)]
+    values: dict[str, Any] = {}
+    for part in text.split():
+        name, _, value = part.partition("=")
+        if name not in names or name in values:
+            raise ValueError(f"has {part}; each once of {', '.join(names)}")
+        values[name] = value if name in WORDS else None if value == "auto" else _whole(name, value)
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ValueError(f"lacks {', '.join(missing)}; all of {', '.join(names)}")
+    return ForwardConfig(**values)
+
+
+def _whole(name: str, value: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", value, re.ASCII):
+        raise ValueError(f"has {name}={value}; a whole number")
+    return int(value)
+
+
+# ── the space ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a case and its card the rules ask for."""
+
+    dim: int
+    dim_v: int
+    item_bytes: int = 2
+    seqlen_q: int = 1 << 20
+    seqlen_k: int = 1 << 20
+    masked: bool = True
+    "some tile is masked: a bound, or lengths that are no whole number of tiles"
+    packed: bool = False
+    capability: tuple[int, int] = (9, 0)
+
+    def block(self, dim: int) -> int:
+        """Columns of a tile: a power of two, at least the 16 of a tensor core."""
+        return max(16, 1 << (dim - 1).bit_length())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory a program may have (CUDA programming guide, compute capabilities)."""
+        kib = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.capability, 99)
+        return kib * 1024
+
+
+def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
+    """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked one.
+
+    Barriers and row sums are less than 2 KiB beside them.  Below sm_90 queries go through on their way to registers.
+    """
+    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    rows = config.stages * config.block_n * (block_d + block_v)
+    if shape.capability < (9, 0):
+        return max(rows, config.block_m * block_d) * shape.item_bytes
+    rows += config.block_m * block_d
+    if config.mask == "apart" and config.order == "ahead":
+        rows += config.block_n * block_v
+    return rows * shape.item_bytes
+
+
+def registers(config: ForwardConfig, shape: Shape) -> int:
+    """Registers of a thread: output, scores and weights of a tile, and some thirty for rows and sizes.
+
+    With the scores ahead the last tile's weights are still read while the next come about.  Pointers are two a 16-byte
+    piece.  Below sm_90 products take the queries, and pieces of keys and values, out of registers too.
+    """
+    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    words = shape.item_bytes / 4
+    scores = 1 + words * (2 if config.order == "ahead" else 1)
+    held = config.block_m * block_v + config.block_m * config.block_n * scores
+    if shape.capability < (9, 0):
+        held += config.block_m * block_d * words + 48 * config.threads
+    if config.loads == "pointer":
+        held += 2 * config.block_n * (block_d + block_v) * shape.item_bytes / 16
+    return round(held / config.threads) + 32 + 32 * (config.grid == "persistent")
+
+
+def _limit(config: ForwardConfig) -> int:
+    return min(config.registers or 255, 255, 65536 // config.threads)
+
+
+def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
+    have, limit = registers(config, shape), _limit(config)
+    return f"takes about {have} registers a thread, and has {limit}" if have > limit else None
+
+
+def _too_much_shared_memory(config: ForwardConfig, shape: Shape) -> str | None:
+    have, room = shared_bytes(config, shape), shape.shared_bytes
+    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}" if have > room else None
+
+
+def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
+    if shape.item_bytes > 2:
+        return None
+    least = (16 if shape.capability >= (9, 0) else 8) * config.warps
+    return None if config.block_m >= least else f"has too few rows for {config.warps} warps; at least m{least}"
+
+
+def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
+    narrow = config.block_n < 64 and config.block_n < shape.seqlen_k
+    if shape.item_bytes > 2 or not narrow or max(shape.dim, shape.dim_v) > 128:
+        return None
+    return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
+
+
+def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.registers is None:
+        return None
+    least = 65536 // config.threads
+    if config.registers >= min(least, 255):
+        return f"caps at {config.registers} registers what has {min(least, 255)} anyway"
+    programs = 65536 // (config.registers * config.threads)
+    room = 233472 // max(1, shared_bytes(config, shape) + 1024) if shape.capability == (9, 0) else programs
+    return None if room >= programs else f"makes room for {programs} programs, whose shared memory lets in {room}"
+
+
+def _nothing_to_mask(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.mask == "apart" or (shape.masked and not (shape.packed and config.loads == "tma")):
+        return None
+    what = "packed tensors by TMA" if shape.masked else "where nothing is masked"
+    return f"masks in the one loop {what}; apart"
+
+
+def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.loads != "tma":
+        return None
+    if shape.capability < (9, 0):
+        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} has not; pointer loads"
+    odd = [dim for dim in (shape.dim, shape.dim_v) if dim * shape.item_bytes % 16]
+    return f"loads by TMA rows of {odd[0]} dims, no multiple of 16 bytes; pointer loads" if odd else None
+
+
+def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:
+    for name, block, length in (("m", config.block_m, shape.seqlen_q), ("n", config.block_n, shape.seqlen_k)):
+        if block > max(16, shape.block(length)):
+            return f"has tiles {name}{block} for {length} rows; at most {name}{max(16, shape.block(length))}"
+    return None
+
+
+RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
+    "registers": _too_many_registers, "shared-memory": _too_much_shared_memory, "warps": _warps_without_rows,
+    "narrow": _narrow_tiles, "register-cap": _idle_registers, "mask": _nothing_to_mask, "tma": _no_tma,
+    "length": _sequence_shorter_than_a_tile,
+}
+"Why a configuration is left out, by name: what it says is wrong with it, or None."
+
+
+def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
+    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    for name, rule in RULES.items():
+        said = rule(config, shape)
+        if said is not None:
+            return name, said
+    return None
+
+
+def candidates() -> Iterator[ForwardConfig]:
+    """Everything the enumeration looks at, before the rules."""
+    tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
+    for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
+            tiles, WORDS["loads"], WORDS["order"], WORDS["mask"], WORDS["exp"]):
+        config = ForwardConfig(block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order,
+                               mask=mask, exp=exp)
+        yield config
+        # One at a time: what changes little, or only beside a few others.
+        yield replace(config, registers=128 if warps == 8 else 168)
+        if loads == "tma" and order == "ahead" and exp == "unit":
+            yield replace(config, grid="persistent")
+            yield from (replace(config, section_mib=mib) for mib in (8, 100))
+
+
+def space(shape: Shape) -> list[ForwardConfig]:
+    """Every valid configuration of the enumeration for a shape, in one order."""
+    return [config for config in candidates() if fault(config, shape) is None]
+
+
+def nearest(text: str, shape: Shape) -> str:
+    """The valid short form with the most in common with a text, or with what it says if it can be read."""
+    try:
+        wanted = parse(text)
+    except ValueError:
+        shorts = [config.short for config in space(shape)]
+        return next(iter(difflib.get_close_matches(text, shorts, n=1, cutoff=0.0)), "")
+    return min(space(shape), key=lambda config: _distance(config, wanted)).short
+
+
+def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
+    """Steps of a factor of two in the numbers, two for another word."""
+    numbers = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length())
+                  for name in ("block_m", "block_n", "warps"))
+    words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
+    return numbers + abs(one.stages - other.stages) / 2 + 2 * words
+
+
+# ── tuned defaults ─────────────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def forward_config(
+    capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, masked: bool, packed: bool = False
+) -> ForwardConfig:
+    """Tuned default of the forward.
+
+    Args:
+        capability: of the card; (0, 0) is the interpreter.
+        item_bytes: of an element.
+        dim: the larger of head and value dim.
+        seqlen: most keys of a sequence.
+        masked: the mask has a bound.
+        packed: sequences lie one after another.
+    """
+    for row in tuned():
+        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
+                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)
+                and masked == row.get("masked", masked) and packed == row.get("packed", packed)):
+            return parse(row["config"])
+    raise AssertionError(f"flash.toml has no row for {capability}, {item_bytes}, {dim}, {seqlen}, {masked}")
+
+
+def tuned() -> list[dict[str, Any]]:
+    """Rows of the table, in the order they are tried."""
+    return list(_table()["forward"])
+
+
+@cache
+def _table() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
