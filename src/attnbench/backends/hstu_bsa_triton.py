@@ -44,15 +44,14 @@ class HstuBsaTriton(OurTriton):
     def configs(self, case: Any) -> Iterable[Config]:
         """Schedules, and cuts of the two kernels that take most of the time."""
         yield Config("passes", {"schedule": "passes"})
-        for rows, blocks, warps in ((64, 64, 4), (128, 32, 8), (128, 64, 8)):
-            yield Config(f"s{rows}x{blocks}w{warps}",
-                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps})
-        for rows, finish, warps in ((64, 32, 4), (64, 64, 8), (128, 64, 8), (128, 128, 8)):
-            yield Config(f"a{rows}f{finish}w{warps}",
-                         {"attend_rows": rows, "finish_rows": finish, "attend_warps": warps})
-        for registers in (128, 168):
-            yield Config(f"sr{registers}", {"select_registers": registers})
-            yield Config(f"ar{registers}", {"attend_registers": registers})
+        for rows, blocks, warps, registers in _SELECT:
+            yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
+                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps,
+                          "select_registers": registers})
+        for rows, finish, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
+            yield Config(f"a{rows}f{finish}w{warps}" + f"r{registers}" * bool(registers),
+                         {"attend_rows": rows, "finish_rows": finish, "attend_warps": warps,
+                          "attend_registers": registers})
         for ahead in (192, 1024):
             yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
 
@@ -60,6 +59,14 @@ class HstuBsaTriton(OurTriton):
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace; nothing is allocated in a call."""
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
+
+
+# Rows, blocks or rows of the final sum, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
+_SELECT = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
+_ATTEND = ((32, 32, 4, None), (64, 32, 4, None), (64, 32, 4, 128), (64, 64, 4, None), (128, 32, 8, None),
+           (128, 64, 8, None))
+_NARROW = ((32, 32, 4, 96), (64, 32, 4, 96), (128, 64, 8, 80))
+"""More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 
 class _Session:
