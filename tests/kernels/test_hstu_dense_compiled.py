@@ -83,15 +83,17 @@ def faults(job, one):
     return wrong + ["atomics"] * (adds != ("atomic" in job.label and " dv" not in job.label))
 
 
-# One test compiles all of a kernel's: a fixture would be made anew by each worker that runs tests of this file.
+# Few tests compile all: a process that compiles takes seconds to start, and a fixture would be made anew by each
+# worker that runs tests of this file.
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
-@pytest.mark.parametrize("kernel", ["forward", "rows", "columns", "atomic"])
-def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
+@pytest.mark.parametrize("kernels", [("forward", "rows"), ("columns", "atomic")], ids="-".join)
+def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernels, version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    jobs = jobs_to_hold(kernel, oldest=version != "pinned")
+    jobs = [job for kernel in kernels for job in jobs_to_hold(kernel, oldest=version != "pinned")]
     found = compile_with({version: tritons()[version]}, jobs)[version]
-    assert {job.capability for job in jobs} == {80, 90, 100}
+    for kernel in kernels:
+        assert {job.capability for job in jobs if job.label.startswith(f"{kernel} ")} == {80, 90, 100}
     assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
 
 
@@ -114,3 +116,14 @@ def test_every_card_precision_dim_and_length_has_a_default():
                     assert backward.deterministic == deterministic
                     assert (backward.rows is None) != deterministic
                     assert (dense.forward_config(*given).silu == "exp") == (major == 0 or item_bytes == 4)
+
+
+def test_a_slope_in_half_precision_is_worked_out_by_an_exponential(monkeypatch):
+    """Its error with the tanh instruction grows with the score: 7 times the reference's at scores of 10."""
+    monkeypatch.setattr(dense, "_capability", lambda x: (9, 0))
+    for dtype, silu in ((torch.float16, "exp"), (torch.bfloat16, "tanh")):
+        x = torch.empty(8, 2, 128, dtype=dtype, device="meta")
+        for deterministic in (True, False):
+            found = dense.default_backward(x, x, 8, deterministic=deterministic)
+            assert {one.silu for one in (found.columns, found.rows) if one} == {silu}
+        assert dense.default_forward(x, x, 8).silu == "tanh"
