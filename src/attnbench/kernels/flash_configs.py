@@ -94,10 +94,8 @@ class ForwardConfig:
             packed: sequences lie one after another: a descriptor does not end where one of them does.
             tma: the tensors can be read so.
         """
-        ends = tma and not packed
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TMA": tma, "AHEAD": self.order == "ahead",
-                "FUSED": self.mask == "fused" and (ends or not tma), "MIX": self.exp == "mix",
-                "MASKED_STAGES": min(self.stages, 2) if ends else 1, "PRECISION": "ieee",
+                "FUSED": self.mask == "fused" and not (packed and tma), "MIX": self.exp == "mix", "PRECISION": "ieee",
                 "PERSISTENT": self.grid == "persistent"}
 
     def options(self) -> dict[str, Any]:
@@ -124,6 +122,8 @@ def _parse_short(text: str) -> ForwardConfig:
     known = {word: (name, word) for name, words in WORDS.items() for word in words[1:]}
     for word in tail.split("-")[1:]:
         number = re.fullmatch(r"([rl])(\d{1,3})", word)
+        name: str
+        value: str | int
         if number:
             name, value = {"r": "registers", "l": "section_mib"}[number[1]], int(number[2])
         elif word in known:
@@ -171,8 +171,6 @@ class Shape:
     item_bytes: int = 2
     seqlen_q: int = 1 << 20
     seqlen_k: int = 1 << 20
-    masked: bool = True
-    "some tile is masked: a bound, or lengths that are no whole number of tiles"
     packed: bool = False
     capability: tuple[int, int] = (9, 0)
 
@@ -250,19 +248,17 @@ def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
 def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
     if config.registers is None:
         return None
-    least = 65536 // config.threads
-    if config.registers >= min(least, 255):
-        return f"caps at {config.registers} registers what has {min(least, 255)} anyway"
     programs = 65536 // (config.registers * config.threads)
+    if programs <= 65536 // (256 * config.threads):
+        return f"caps at {config.registers} registers, which lets no more programs in; fewer, or none"
     room = 233472 // max(1, shared_bytes(config, shape) + 1024) if shape.capability == (9, 0) else programs
     return None if room >= programs else f"makes room for {programs} programs, whose shared memory lets in {room}"
 
 
-def _nothing_to_mask(config: ForwardConfig, shape: Shape) -> str | None:
-    if config.mask == "apart" or (shape.masked and not (shape.packed and config.loads == "tma")):
-        return None
-    what = "packed tensors by TMA" if shape.masked else "where nothing is masked"
-    return f"masks in the one loop {what}; apart"
+def _fused_without_an_end(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.mask == "fused" and config.loads == "tma" and shape.packed:
+        return "masks in the one loop packed tensors by TMA, which does not end where a sequence does; apart"
+    return None
 
 
 def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
@@ -283,7 +279,7 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
     "registers": _too_many_registers, "shared-memory": _too_much_shared_memory, "warps": _warps_without_rows,
-    "narrow": _narrow_tiles, "register-cap": _idle_registers, "mask": _nothing_to_mask, "tma": _no_tma,
+    "narrow": _narrow_tiles, "register-cap": _idle_registers, "mask": _fused_without_an_end, "tma": _no_tma,
     "length": _sequence_shorter_than_a_tile,
 }
 "Why a configuration is left out, by name: what it says is wrong with it, or None."

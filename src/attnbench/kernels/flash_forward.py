@@ -105,7 +105,7 @@ def attend_rows(
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
-    MASKED_STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Output and lse of a tile of queries."""
     # Only the descriptor of a dense tensor ends where the sequence does.
@@ -176,7 +176,8 @@ def attend_rows(
                               not FUSED, TMA)
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
         if not FUSED:
-            for index in tl.range(0, whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True):
+            # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
+            for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
                 at = masked_tile(index, begin, whole, split) * BLOCK_N
                 k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
                               False, TMA_ENDS)
@@ -207,7 +208,7 @@ def flash_forward(
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
-    MASKED_STAGES: tl.constexpr, PRECISION: tl.constexpr, PERSISTENT: tl.constexpr,
+    PRECISION: tl.constexpr, PERSISTENT: tl.constexpr,
 ):
     """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
     if PERSISTENT:
@@ -217,14 +218,14 @@ def flash_forward(
                 seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row,
                 out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM, DIM_V,
                 BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
-                MASKED_STAGES, PRECISION)
+                PRECISION)
     else:
         attend_rows(
             tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr,
             seqlen_q, seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch,
             out_row, out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM,
             DIM_V, BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
-            MASKED_STAGES, PRECISION)
+            PRECISION)
 
 
 def launch_forward(

@@ -1,0 +1,81 @@
+"""The shipped defaults of the flash forward, compiled for the cards they are for: nothing spills, the products are the
+tensor cores', and what the space's rules estimate is what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import flash_forward
+from attnbench.kernels.flash_configs import Shape, forward_config, parse, registers, shared_bytes
+from attnbench.kernels.flash_problem import lse_shape, problem_of
+
+from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+
+BATCH, HEADS, SEQLEN = 4, 16, 4096
+CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
+CELLS = {
+    "pinned": [(90, 64, CAUSAL, False), (90, 128, CAUSAL, False), (90, 256, CAUSAL, False), (90, 256, FULL, False),
+               (90, 256, CAUSAL, True), (80, 64, CAUSAL, False), (80, 256, CAUSAL, False), (100, 128, CAUSAL, False),
+               (100, 256, CAUSAL, False)],
+    "3.6": [(90, 64, CAUSAL, True), (90, 128, CAUSAL, False), (90, 128, FULL, False), (90, 128, WINDOW, False),
+            (90, 128, CAUSAL, True), (90, 256, FULL, False), (80, 128, CAUSAL, False), (100, 64, CAUSAL, False)],
+}
+"Card, dim, mask, packed.  Each default by one Triton, the main ones by both: all by both takes as long again."
+
+
+def job_of(capability: int, dim: int, mask: dict, packed: bool) -> tuple[Job, str]:
+    """What the launcher launches by default, and the short form of it."""
+    shape = (BATCH * SEQLEN, HEADS, dim) if packed else (BATCH, SEQLEN, HEADS, dim)
+    q, k, v, out = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    offsets = {"cu_seqlens_q": torch.empty(BATCH + 1, dtype=torch.int32, device="meta"), "max_seqlen_q": SEQLEN}
+    problem = problem_of(q, k, v, **mask, **(offsets if packed else {}))
+    config = forward_config((capability // 10, 0), 2, dim, SEQLEN, masked=bool(mask), packed=packed)
+    with recorded(flash_forward, "flash_forward", capability=capability) as jobs:
+        flash_forward.launch_forward(q, k, v, out, torch.empty(lse_shape(q, problem), device="meta"), problem, config)
+    (job,) = jobs
+    label = f"sm_{capability} d{dim} {' '.join(mask) or 'full'}{' packed' * packed} {config.short}"
+    return replace(job, label=label), config.short
+
+
+def faults(job: Job, short: str, dim: int, one) -> list[str]:
+    """What of a compiled default is not as it should be."""
+    card = (job.capability // 10, 0)
+    shape, config = Shape(dim=dim, dim_v=dim, capability=card), parse(short)
+    wrong = [f"{one.spills} spills"] * (one.spills > 0) + ["serialized"] * one.serialized
+    wrong += ["no tensor core"] * (one.tensor_core == 0)
+    wrong += [f"{one.shared} bytes of shared memory"] * (one.shared > shape.shared_bytes)
+    if card == (9, 0):
+        wrong += ["products of single warps"] * (one.sass["HGMMA"] != one.tensor_core)
+        wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
+        # Weights that went through shared memory would take as much of it as they do.
+        wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (
+            not 0 <= one.shared - shared_bytes(config, shape) <= 2048)
+        # ptxas takes more where there is more to have; less than the sums of a tile it cannot.
+        wrong += [f"{one.registers} registers, not {registers(config, shape)}"] * (
+            not -40 <= one.registers - registers(config, shape) <= 48)
+    return wrong
+
+
+# One test compiles all: a fixture would be made anew by each worker that runs tests of this file.
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    made = [(*job_of(*cell), cell[1]) for cell in CELLS[version]]
+    found = compile_with({version: tritons()[version]}, [job for job, _, _ in made])[version]
+    assert not {job.label: wrong for job, short, dim in made if (wrong := faults(job, short, dim, found[job.label]))}
+
+
+def test_every_card_precision_dim_and_length_has_a_default():
+    for major in (0, 8, 9, 10, 12):
+        for item_bytes in (2, 4):
+            for dim in (1, 64, 65, 256):
+                for masked in (False, True):
+                    for packed in (False, True):
+                        config = forward_config((major, 0), item_bytes, dim, 1 << 20, masked=masked, packed=packed)
+                        assert (config.loads == "tma") == (major in (9, 10) and item_bytes == 2)

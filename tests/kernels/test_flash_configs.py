@@ -1,0 +1,139 @@
+"""The flash forward's configuration space: both spellings read back, every rule bites, the nearest is valid."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.kernels.flash_configs import (
+    NUMBERS,
+    RULES,
+    WORDS,
+    ForwardConfig,
+    Shape,
+    candidates,
+    fault,
+    nearest,
+    parse,
+    registers,
+    shared_bytes,
+    space,
+    tuned,
+)
+
+LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
+CONFIGS = st.builds(
+    ForwardConfig, **{name: st.sampled_from(accepted) for name, accepted in (NUMBERS | WORDS).items()},
+    registers=st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), section_mib=st.integers(1, 999))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(config=CONFIGS)
+def test_both_spellings_are_read_back_exactly(config):
+    assert parse(config.short) == config
+    assert parse(config.full) == config
+    assert not set(config.short) & set(",[] \t=")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(text=st.one_of(st.text(max_size=30), st.from_regex(
+    r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True)))
+def test_what_is_read_is_spelled_the_one_way(text):
+    with pytest.raises(ValueError, match="; ") if not _reads(text) else nullcontext():
+        config = parse(text)
+        assert text in (config.short, config.full)
+
+
+def _reads(text):
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("m128n128w8", "is not a short form; such as m128n128w8s3-tma-ahead"),
+    ("m128n128w8s2-wibble", "has the word wibble; one of tma, ahead, fused, mix, persistent, r128, l8"),
+    ("m128n128w8s2-tma-tma", "says loads twice; each once"),
+    ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
+    ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 256"),
+    ("m128n128w8s2-r100", "registers=100 cannot be used; a multiple of 8 from 24 to 248"),
+    ("m128n128w8s2-l0", "section_mib=0 is out of range; 1 to 999"),
+    ("block_m=128", "lacks block_n"),
+    ("block_m=128 block_m=128", "has block_m=128; each once of block_m"),
+    ("m0128n128w8s2", "is not how it is spelled; m128n128w8s2"),
+])
+def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
+    with pytest.raises(ValueError, match=r".*; .*") as raised:
+        parse(text)
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize(("rule", "short", "shape"), [
+    ("registers", "m256n128w8s2-tma", LONG),
+    ("shared-memory", "m128n128w8s4-tma", LONG),
+    ("warps", "m64n64w8s2", LONG),
+    ("narrow", "m128n32w8s2", LONG),
+    ("register-cap", "m64n64w4s2-r248", replace(LONG, dim=64, dim_v=64)),
+    ("mask", "m128n64w8s2-tma-fused", replace(LONG, packed=True)),
+    ("tma", "m128n64w8s2-tma", replace(LONG, dim=60)),
+    ("tma", "m128n64w8s2-tma", replace(LONG, capability=(8, 0))),
+    ("length", "m128n64w8s2", replace(LONG, seqlen_q=33)),
+])
+def test_every_rule_leaves_something_out_and_says_why(rule, short, shape):
+    name, said = fault(parse(short), shape)
+    assert name == rule
+    assert said
+    assert parse(short) not in space(shape)
+
+
+def test_no_rule_goes_untested_and_most_bite_in_the_enumeration():
+    shapes = [LONG, replace(LONG, dim=64, dim_v=64), replace(LONG, packed=True), replace(LONG, capability=(8, 0)),
+              replace(LONG, seqlen_q=33)]
+    bitten = {found[0] for shape in shapes for config in candidates() if (found := fault(config, shape))}
+    assert bitten == set(RULES)
+
+
+def test_the_space_is_large_enough_to_search_and_holds_each_once():
+    found = space(LONG)
+    assert len(found) == len(set(found)) >= 150
+    assert len({config.short for config in found}) == len(found)
+    for name, words in WORDS.items():
+        assert {getattr(config, name) for config in found} == set(words)
+    for dim in (32, 64, 256):
+        assert len(space(replace(LONG, dim=dim, dim_v=dim))) >= 100
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(config=CONFIGS, dim=st.sampled_from((40, 64, 128, 256)), packed=st.booleans())
+def test_the_nearest_is_valid_and_a_valid_one_of_the_space_is_its_own(config, dim, packed):
+    shape = replace(LONG, dim=dim, dim_v=dim, packed=packed)
+    assert fault(parse(nearest(config.short, shape)), shape) is None
+    if config in space(shape):
+        assert nearest(config.short, shape) == config.short
+
+
+def test_the_nearest_changes_as_little_as_it_can():
+    assert nearest("m128n128w8s4-tma-ahead-fused", LONG) == "m128n128w8s3-tma-ahead-fused"
+    assert nearest("m128n64w8s3-tma-ahead-fuzed", LONG) == "m128n64w8s3-tma-ahead-fused"
+
+
+def test_defaults_are_valid_on_their_cards():
+    for row in tuned():
+        for major in row.get("cards", [8]):
+            shape = Shape(dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"],
+                          packed=row.get("packed", False), capability=(major, 0))
+            assert major == 0 or fault(parse(row["config"]), shape) is None, row
+
+
+def test_estimates_are_those_worked_out_by_hand():
+    config = parse("m128n128w8s2-tma-ahead-fused")
+    # Queries 128 × 128, two stages of 128 keys and values of 128 dims, two bytes each.
+    assert shared_bytes(config, LONG) == 2 * (128 * 128 + 2 * 128 * 256)
+    # Output and scores 64 of 256 threads each, the weights of two tiles in halves, and 32.
+    assert registers(config, LONG) == 64 + 64 + 2 * 32 + 32
