@@ -4,7 +4,7 @@ Forward, then backward, each row a line: useful TFLOP/s of both, their ratio wit
 the bar says.  NVIDIA's own figure is held against the one measured earlier on an H200 (one run, ±5 %).
 
     python benchmarks/hstu.py --out benchmarks/results/hstu-dense-h200.json
-    python benchmarks/hstu.py --tune --seqlen 2048 --modes bwd --out /tmp/tuned.json     every cut of ours, best first
+    python benchmarks/hstu.py --tune --attn-dim 128 --seqlen 2048 --modes bwd --out /tmp/tuned.json    every cut of ours
     python benchmarks/hstu.py --device cpu --ours hstu-eager --peer hstu-bsa-eager --seqlen 128 --out /tmp/cpu.json
 """
 
@@ -122,9 +122,10 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-def selectors(ours: str, mode: str, *, tune: bool) -> list[str]:
-    """Ours, and in a search every cut of it for this mode, and its deterministic backward."""
-    case = WORKLOAD.case({"mode": mode})
+def selectors(ours: str, mode: str, *, dim: int | None) -> list[str]:
+    """Ours, and its deterministic backward; in a search, for heads of `dim`, every cut of it for this mode."""
+    tune = dim is not None
+    case = WORKLOAD.case({"mode": mode} | ({"attn_dim": dim, "linear_dim": dim} if tune else {}))
     shorts = [config.short for config in all_backends()[ours].configs(case)]
     chosen = shorts if tune else [short for short in shorts if short == "deterministic"]
     return [ours, *(f"{ours}[{short}]" for short in chosen)]
@@ -141,15 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", default="fwd,bwd")
     parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
     parser.add_argument("--attn-dim", default="", help="comma list out of the suite's")
-    parser.add_argument("--tune", action="store_true", help="every cut of ours, interleaved")
+    parser.add_argument("--tune", action="store_true", help="every cut of ours for one --attn-dim, interleaved")
     parser.add_argument("--max-seconds", type=float, default=None)
     args = parser.parse_args(arguments)
+    if args.tune and not args.attn_dim.isdecimal():
+        parser.error(f"--tune with --attn-dim={args.attn_dim or 'all'} cannot be used; one number, cuts depend on it")
+    dim = int(args.attn_dim) if args.tune else None
     whole, rows = None, []
     for mode in args.modes.split(","):
         axes: dict[str, Any] = {name: [int(value) for value in given.split(",")] for name, given in
                                 (("seqlen", args.seqlen), ("attn_dim", args.attn_dim)) if given}
         result = attnbench.run(args.suite, device=args.device, axes=axes | {"mode": mode}, baseline=args.peer,
-                               backends=[args.peer, *selectors(args.ours, mode, tune=args.tune)],
+                               backends=[args.peer, *selectors(args.ours, mode, dim=dim)],
                                max_seconds=args.max_seconds)
         found = rows_of(result.run, args.peer)
         print("\n".join(lines_of(found, 5 if args.tune else 2)), flush=True)

@@ -72,9 +72,16 @@ def test_the_table_says_what_was_lost_and_what_moved(benchmark):
 
 
 def test_a_search_is_over_every_cut(benchmark):
-    assert benchmark.selectors("hstu-triton", "fwd", tune=False) == ["hstu-triton"]
-    assert benchmark.selectors("hstu-triton", "bwd", tune=False) == ["hstu-triton", "hstu-triton[deterministic]"]
-    assert len(benchmark.selectors("hstu-triton", "bwd", tune=True)) > 20
+    assert benchmark.selectors("hstu-triton", "fwd", dim=None) == ["hstu-triton"]
+    assert benchmark.selectors("hstu-triton", "bwd", dim=None) == ["hstu-triton", "hstu-triton[deterministic]"]
+    assert len(benchmark.selectors("hstu-triton", "bwd", dim=128)) > 20
+    assert len(benchmark.selectors("hstu-triton", "bwd", dim=256)) < 15
+
+
+def test_a_search_is_for_one_dim(benchmark, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--tune", "--out", "/dev/null"])
+    assert "--attn-dim=all cannot be used; one number" in capsys.readouterr().err
 
 
 def test_it_runs(benchmark, tmp_path, capsys):

@@ -36,7 +36,10 @@ class HstuTriton(OurTriton):
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
-        return [Config(short, values) for short, values in (_BACKWARD if case.has_backward else _FORWARD).items()]
+        dim = max(case.attn_dim, case.linear_dim)
+        width = next((width for width in _WHOLE if dim <= width), LARGEST_DIM)
+        cuts = _backward_cuts(width) if case.has_backward else _forward_cuts(width)
+        return [Config(short, values) for short, values in cuts.items()]
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
@@ -52,26 +55,34 @@ def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) 
             for rows, keys, warps, stages in cuts}
 
 
-_WHOLE = ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
-          (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3))
-_FORWARD = (
-    _space("forward", _WHOLE, ahead=False)
-    | _space("forward", _WHOLE, ahead=True)
-    | _space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, ahead=False)
-    | _space("forward", ((128, 64, 8, 3),), masked_stages=2)
-    | _space("forward", ((128, 64, 8, 3),), loads="pointer")
-    | _space("forward", ((128, 64, 8, 3),), section_mib=8.0)
-    | _space("forward", ((128, 64, 8, 3),), section_mib=1000.0)
-)
-_COLUMNS = ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 1),
-            (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (128, 64, 8, 2))
-_BACKWARD = (
-    {"deterministic": {"deterministic": True}}
-    | _space("atomic", _COLUMNS)
-    | _space("atomic", ((64, 128, 8, 2),), loads="pointer")
-    | {f"deterministic-{short}": {"deterministic": True, **change}
-       for short, change in (_space("columns", _COLUMNS) | _space("rows", _WHOLE)).items()}
-)
+# Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
+_WHOLE = {64: ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
+               (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)),
+          128: ((64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4),
+                (128, 128, 8, 2)),
+          256: ((64, 64, 4, 2), (128, 32, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2))}
+_ROWS = _WHOLE | {256: ((64, 64, 4, 2), (128, 32, 8, 2))}
+_COLUMNS = {64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 1),
+                 (64, 128, 8, 2), (64, 128, 8, 3), (128, 64, 8, 2)),
+            128: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1),
+                  (64, 128, 8, 2), (64, 128, 8, 3)),
+            256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
+_ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
+
+
+def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
+    main = ((128, 64, 8, 2 if width == 256 else 3),)
+    return (_space("forward", _WHOLE[width], ahead=False) | _space("forward", _WHOLE[width], ahead=True)
+            | (_space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, ahead=False)
+               | _space("forward", main, masked_stages=2) | _space("forward", main, loads="pointer")
+               if width < 256 else {})
+            | _space("forward", main, section_mib=8.0) | _space("forward", main, section_mib=1000.0))
+
+
+def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
+    deterministic = _space("columns", _COLUMNS[width]) | _space("rows", _ROWS[width])
+    return ({"deterministic": {"deterministic": True}} | _space("atomic", _ATOMIC[width])
+            | {f"deterministic-{short}": {"deterministic": True, **change} for short, change in deterministic.items()})
 
 
 class _Session:
