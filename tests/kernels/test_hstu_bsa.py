@@ -143,6 +143,16 @@ def test_order_of_every_sum_is_the_same_whatever_runs_beside(bsa):
     assert all(torch.equal(found[name][70:], second[name]) for name in found)
 
 
+def test_places_in_the_ring_are_used_again_and_nobody_waits_for_ever(bsa):
+    """The interpreter runs one program at a time: one that waited for a later one would never end."""
+    case = of(batch=5, seqlen=40, lengths="40:33:0:40:18", nheads=1, mode="fwd")
+    inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
+    found = run(bsa, case, inputs, backward=False, schedule="passes")
+    for spare in (0, 1):
+        again = run(bsa, case, inputs, backward=False, programs_ahead=1, spare_pairs=spare)
+        assert all(torch.equal(found[name], again[name]) for name in found), spare
+
+
 def test_a_future_key_changes_nothing(bsa):
     case = of(mode="fwd", local_window=9, nheads=1)
     inputs = make_inputs(case, seed=4, kind="normal", device="cpu")

@@ -54,6 +54,8 @@ class HstuBsaTriton(OurTriton):
                           "attend_registers": registers})
         for ahead in (192, 1024):
             yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
+        for spare in (0, 3):
+            yield Config(f"spare{spare}", {"spare_pairs": spare})
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:

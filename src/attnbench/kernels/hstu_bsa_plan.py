@@ -52,6 +52,8 @@ class BsaConfig:
     "as `select_registers`"
     programs_ahead: int = 384
     "attend programs between those of a pair and its final sum: what a card runs at a time, and some"
+    spare_pairs: int = 1
+    "places for partial rows of a pair beyond the fewest there can be: fewer stay in the L2, more let nobody wait"
     pass_mib: int = 256
     "partial rows of a pass, at most, but those of one pair; the backward's too"
     means_rows: int = 64
@@ -201,7 +203,7 @@ def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
         lag = -(-config.programs_ahead // max(1, problem.attend_tiles(config.attend_rows)))
         lag = max(1, min(lag, problem.units))
         # The attend of a pair waits for the finish of the one before in its place: that must have a lower ticket.
-        return lag, max(1, min(lag + 2, problem.units))
+        return lag, max(1, min(lag + 1 + config.spare_pairs, problem.units))
     return 0, pairs_of_pass(problem, problem.linear_dim, config)
 
 
