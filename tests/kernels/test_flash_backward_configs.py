@@ -1,0 +1,85 @@
+"""The word of a backward's cut, its space and its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.kernels import flash_backward_configs as configs
+from attnbench.kernels.flash_backward_configs import BackwardConfig, Cut, parse_backward, why_not
+
+H200 = (9, 0), 2, 128, 128
+CUTS = st.builds(Cut, *(st.integers(1, 512) for _ in range(4)))
+CONFIGS = st.builds(
+    BackwardConfig, columns=CUTS, rows=st.none() | CUTS, loads=st.sampled_from(configs.LOADS),
+    order=st.sampled_from(configs.ORDERS), mask=st.sampled_from(configs.MASKS), masked_stages=st.integers(1, 9),
+    registers=st.none() | st.integers(1, 255), section_mib=st.integers(1, 5000),
+    precision=st.sampled_from(configs.PRECISIONS))
+
+
+@given(CONFIGS)
+def test_the_word_is_read_back_exactly_and_has_nothing_a_list_would_split(config):
+    assert parse_backward(config.short) == config
+    assert not set(config.short) & set(",[]() ")
+
+
+@pytest.mark.parametrize("text", [
+    "", "b64x128w8s3", "m64n128w8s3-atomic", "b64x128w8s3-atomic-early", "b64x128w8s3-tma-atomic",
+    "b64x128w8s3-atomic-m1", "b064x128w8s3-atomic", "b64x128w8s3-atomic-l24", "b64x128w8s3-atomic-ahead-late",
+    "b٤x128w8s3-atomic"])
+def test_what_is_no_such_word_is_refused(text):
+    with pytest.raises(ValueError, match="bMxNwWsS-atomic or"):
+        parse_backward(text)
+
+
+GOOD = parse_backward("b64x128w8s3-atomic-tma-fused")
+
+
+@pytest.mark.parametrize(("change", "rule"), [
+    ({"columns": Cut(48, 128, 8, 3)}, "tile: block_m=48"), ({"columns": Cut(64, 128, 2, 3)}, "tile: warps=2"),
+    ({"rows": Cut(64, 256, 8, 2)}, "tile: block_n=256"), ({"columns": Cut(128, 128, 8, 2)}, "registers: columns"),
+    ({"columns": Cut(64, 128, 4, 2)}, "registers: columns"),
+    ({"columns": Cut(64, 128, 8, 4)}, "shared memory: columns"),
+    ({"registers": 128}, "registers: columns"), ({"registers": 300}, "registers: at most 300"),
+    ({"precision": "tf32"}, "precision: tf32"), ({"masked_stages": 9}, "stages: masked_stages"),
+    ({"columns": Cut(64, 64, 8, 2), "rows": Cut(128, 128, 4, 2)}, "registers: rows"),
+    ({"columns": Cut(32, 128, 8, 2)}, "warpgroup: block_m=32"), ({"loads": "pointer"}, "mask: fused")])
+def test_what_is_left_out_says_by_which_rule(change, rule):
+    assert why_not(GOOD, *H200) is None
+    said = why_not(replace(GOOD, **change), *H200)
+    assert said is not None
+    assert said.startswith(rule)
+
+
+def test_an_older_card_has_no_tma_and_less_shared_memory():
+    assert why_not(GOOD, (8, 0), 2, 128, 128) == "tma: sm_90 and later have it"
+    plain = replace(GOOD, loads="pointer", mask="apart")
+    assert why_not(plain, *H200) is None
+    assert (why_not(plain, (8, 6), 2, 128, 128) or "").startswith("shared memory")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_the_space_has_the_default_and_only_what_the_rules_leave(capability, dim, deterministic):
+    given_ = capability, 2, dim, dim
+    found = list(configs.backward_space(*given_, deterministic=deterministic))
+    assert configs.backward_config(capability, 2, dim, deterministic=deterministic) == found[0]
+    assert len(found) == len({config.short for config in found})
+    assert all(why_not(config, *given_) is None and config.deterministic == deterministic for config in found)
+    assert len(found) >= 5
+
+
+def test_every_card_precision_and_dim_has_a_default_that_the_rules_leave():
+    for major in (0, 8, 9, 10, 12):
+        for item_bytes in (2, 4):
+            for dim in (1, 64, 65, 256):
+                for packed in (False, True):
+                    for deterministic in (False, True):
+                        config = configs.backward_config((major, 0), item_bytes, dim, deterministic=deterministic,
+                                                         packed=packed)
+                        assert config.deterministic == deterministic
+                        assert why_not(config, (major, 0), item_bytes, dim, dim) is None, (major, item_bytes, dim)

@@ -1,0 +1,136 @@
+"""What only a card can show of the flash backward: graphs, the same bits twice, every cut there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.backends.base import Budget
+from attnbench.check.compare import compare, make_truth
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention.inputs import make_inputs, torch_dtype
+from attnbench.workloads.base import Draw
+
+pytest.importorskip("triton")
+from attnbench.kernels import flash_backward, flash_problem
+from attnbench.kernels.flash_backward_configs import backward_config, backward_space, parse_backward
+
+from .test_flash_backward import forward, problem_of
+
+pytestmark = pytest.mark.gpu
+
+MASKS = {
+    "plain": {}, "causal": {"causal": True}, "window": {"window": (300, 20)},
+    "grouped": {"causal": True, "nheads": 4, "nheads_kv": 2},
+    "more-keys": {"causal": True, "seqlen": 500}, "more-queries": {"causal": True, "seqlen_k": 600},
+    "packed": {"causal": True, "batch": 3, "lengths": "1000/1000:129/700:1/33", "nheads": 2, "nheads_kv": 1},
+}
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 2, "seqlen": 1000, "seqlen_k": 1000, "nheads": 2, "headdim": 128, "dtype": "bf16",
+                          "mode": "bwd"} | values)
+
+
+class Session:
+    """Buffers of one case and configuration."""
+
+    def __init__(self, case, inputs, config):
+        self.case, self.inputs, self.config = case, inputs, config
+        self.problem = problem_of(flash_problem, case, inputs)
+        self.out, lse = forward(case, inputs)
+        self.lse = lse.to(inputs.q.device)
+        self.grads = {f"d{name}": torch.full_like(getattr(inputs, name), torch.nan) for name in ("q", "k", "v")}
+        self.workspace = flash_backward.workspace_of(inputs.q, self.problem, config)
+
+    def __call__(self):
+        x = self.inputs
+        flash_backward.launch_backward(x.q, x.k, x.v, self.out, x.dout, self.lse, *self.grads.values(), self.problem,
+                                       self.config, self.workspace)
+        return {name: grad.clone() for name, grad in self.grads.items()}
+
+
+def truth_of(case, inputs):
+    plain = WORKLOAD.oracle("softmax", case, inputs, dtype=torch_dtype(case), draw=Draw())
+    return make_truth(WORKLOAD.oracle("softmax", case, inputs, dtype=torch.float64, draw=Draw()), plain,
+                      torch_dtype(case))
+
+
+def default(dim, case, *, deterministic=False, item_bytes=2):
+    return backward_config(torch.cuda.get_device_capability(), item_bytes, dim, deterministic=deterministic,
+                           packed=case.packed)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_defaults_are_right(mask, dim, deterministic):
+    case = case_of(headdim=dim, **MASKS[mask])
+    inputs = make_inputs(case, seed=1, kind="normal", device="cuda")
+    session = Session(case, inputs, default(dim, case, deterministic=deterministic))
+    outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
+    assert outcome.ok, outcome.faults
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_call_is_captured_in_a_graph_and_replayed(deterministic):
+    case = case_of(causal=True)
+    session = Session(case, make_inputs(case, seed=2, kind="normal", device="cuda"),
+                      default(128, case, deterministic=deterministic))
+    want = session()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        session()
+    for grad in session.grads.values():
+        grad.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    for name, grad in session.grads.items():
+        if deterministic or name != "dq":
+            assert torch.equal(grad, want[name]), name
+        else:
+            torch.testing.assert_close(grad, want[name], rtol=1e-2, atol=1e-2)
+
+
+def test_what_has_one_order_of_sums_has_the_same_bits_twice():
+    case = case_of(causal=True, nheads=4, nheads_kv=2)
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    session = Session(case, inputs, default(128, case, deterministic=True))
+    first, second = session(), session()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    session = Session(case, inputs, default(128, case))
+    first, second = session(), session()
+    assert all(torch.equal(first[name], second[name]) for name in ("dk", "dv"))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_every_cut_is_right_or_does_not_fit_the_card(dim, deterministic):
+    case = case_of(headdim=dim, causal=True, seqlen=513, seqlen_k=513, batch=1)
+    inputs = make_inputs(case, seed=4, kind="normal", device="cuda")
+    truth, wrong, ran = truth_of(case, inputs), [], 0
+    # Every seventh, so that each rule's neighbourhood is met, and the default first.
+    for config in list(backward_space(torch.cuda.get_device_capability(), 2, dim, dim,
+                                      deterministic=deterministic))[::7]:
+        session = Session(case, inputs, config)
+        try:
+            found = session()
+        except Exception as error:
+            # Triton's own word for too much shared memory or too many registers.
+            if type(error).__name__ != "OutOfResources":
+                raise
+            continue
+        ran += 1
+        outcome = compare({"out": session.out} | found, truth, Budget())
+        wrong += [] if outcome.ok else [f"{config.short}: {outcome.faults}"]
+    assert not wrong, "\n".join(wrong)
+    assert ran >= 5
+
+
+def test_fp32_is_right():
+    case = case_of(dtype="fp32", headdim=64, seqlen=300, seqlen_k=300, causal=True)
+    inputs = make_inputs(case, seed=5, kind="normal", device="cuda")
+    session = Session(case, inputs, parse_backward(default(64, case, item_bytes=4).short))
+    outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
+    assert outcome.ok, outcome.faults
