@@ -249,6 +249,39 @@ def history(say: Say, path: Path) -> str:
     return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
 
 
+def tuner(say: Say, path: Path) -> str:
+    """What became of simulated races, and of a tuner that samples in sequence for the same time."""
+    rows = []
+    for row in json.loads(path.read_text("utf-8"))["settings"]:
+        trials = row["trials"]
+        rows.append((row["setting"]["name"], f"{row['within']} {say('of')} {trials}", percent(row["worst_loss"]),
+                     f"{percent(row['mean_loss'])}, {percent(row['mean_stated_loss'])}",
+                     percent(row["mean_stated_close"]),
+                     f"{percent(row['mean_share'])}, {percent(row['largest_share'])}",
+                     f"{row['usual_within']} {say('of')} {trials}, {percent(row['usual_worst_loss'])}"))
+    return markdown([say(word) for word in (
+        "landscape, noise", "pick within 1 %", "worst loss", "mean loss: true, stated", "stated chance of 1 %",
+        "sampling, of exhaustive: mean, most", "in sequence: within 1 %, worst")], rows)
+
+
+def tuner_card(say: Say, path: Path) -> str:
+    """Races on a card against the exhaustive best."""
+    data = json.loads(path.read_text("utf-8"))
+    trials = data["trials"]
+    rows = [
+        ("configurations, right, within 1 % of the best",
+         f"{data['configurations']}, {data['right']}, {data['near']}", ""),
+        ("pick within 1 % of the exhaustive best", f"{data['within']} of {len(trials)}, worst "
+         f"{percent(max(row['loss'] for row in trials))}", "at least 19 of 20"),
+        ("sampling, of exhaustive", f"{percent(max(row['share'] for row in trials))} at most", "at most 20 %"),
+        ("a race, by the clock", f"{statistics.median(row['wall_s'] for row in trials):.1f} s", ""),
+        ("compiling ahead and checking, once", f"{data['seconds']['compile']:.0f} s, {data['seconds']['check']:.0f} s",
+         ""),
+    ]
+    return "\n".join([markdown(("what", "reached", "wanted"), rows), "",
+                      f"{data['backend']}, {data['case_id']}.", where(data["environment"], say)])
+
+
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -258,6 +291,8 @@ TABLES = {
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "diff-simulated": Table(("diff-simulated.json",), compared),
+    "tuner-simulated": Table(("tuner-simulated.json",), tuner),
+    "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
     "history": Table(("history.json",), history),

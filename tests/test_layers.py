@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"stats"},
     "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "stats", "store"},
     "profile": {"suites", "worker", "backends", "workloads", "check", "measure", "machine", "store", "stats"},
+    "tune": {"sweep", "worker", "backends", "workloads", "machine", "store", "stats"},
     "verdict": {"store", "stats"},
     "report": {"store", "verdict", "stats"},
 }

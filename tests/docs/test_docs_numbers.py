@@ -12,6 +12,7 @@ from documents import GUIDES, ROOT, name, prose
 
 from attnbench.measure.sampling import DISAGREE
 from attnbench.record import Status
+from attnbench.stats.racing import CLOSE, Rules
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
 from attnbench.verdict import diff
@@ -31,6 +32,9 @@ EXPLAINED = {
     "docs/comparing.md": {
         "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",
         f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN", f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE"},
+    "docs/tuning.md": {
+        "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.racing.CLOSE", f"{100 * Rules().risk:g} %": "stats.racing.Rules",
+        f"{100 * Rules().share:g} %": "stats.racing.Rules"},
     "docs/migrating.md": dict.fromkeys(("0.15x", "312 TFLOP/s", "1 ms", "2 ms", "8 ms", "30 ms", "90 %", "80 %", "70 %",
                                         "3x", "2x"), SEED),
     "docs/run-file.md": {"0.1 ns": "digits kept of a sample, store/runfile.py"},

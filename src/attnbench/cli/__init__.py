@@ -23,6 +23,7 @@ VERBS = {
     "check": "correctness only: forward and gradients",
     "list": "backends, configs, suites, workloads, timers, layouts",
     "doctor": "what this machine can run, what not, why, what to do",
+    "tune": "the fastest configuration of a backend, and how sure that is",
     "diff": "two runs compared: a verdict for every row",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
     "report": "runs as one page for the browser, and their charts as pictures",

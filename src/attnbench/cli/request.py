@@ -39,7 +39,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     who = f"attnbench {verb}"
     name_checkouts(args.path or (), who)
     settings = _settings(args, who)
-    asked_axes = _axis_words(args, who)
+    asked_axes = axis_words(args, who)
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
     device = resolve(settings.pop("device", "auto"))
     found = load_suite(suite, device.partition(":")[0])
@@ -74,7 +74,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     who = f"attnbench {verb}"
     name_checkouts(args.path or (), who)
     selectors, files = backend_words(args.backends)
-    extra = [f"--{name.replace('_', '-')}" for name in _axis_words(args, who)]
+    extra = [f"--{name.replace('_', '-')}" for name in axis_words(args, who)]
     extra += [one.flag for one in SETTINGS if getattr(args, one.name, None) is not None]
     extra += [flag for flag, value in (("SUITE", getattr(args, "suite", None)), ("--backends", selectors),
                                        ("--skip", args.skip), ("--baseline", args.baseline)) if value]
@@ -124,7 +124,7 @@ def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:
     return {name: parse_setting(who, name, text) for name, text in given.items() if text is not None}
 
 
-def _axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
+def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
     """Shape flags as the user wrote them; --no-grad is a spelling of --mode fwd."""
     words = {name.removeprefix(AXIS): text for name, text in vars(args).items()
              if name.startswith(AXIS) and text is not None}

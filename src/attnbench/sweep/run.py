@@ -18,7 +18,7 @@ from types import TracebackType
 
 from attnbench.errors import NothingToRun
 from attnbench.machine.clocks import locked_clocks
-from attnbench.record import PlannedGroup, Record, Run, Status
+from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status
 from attnbench.store.derive import derive
 from attnbench.store.runfile import Writer
 from attnbench.worker.blame import HARNESS, Word
@@ -70,11 +70,19 @@ def execute(
     with ExitStack() as closing:
         if run.settings.lock_clocks:
             closing.enter_context(locked_clocks(run.settings.lock_clocks, run.settings.device))
-        return closing.enter_context(_Execution(run, path, backend_files, on_event)).carry_out()
+        return closing.enter_context(Execution(run, path, backend_files, on_event)).carry_out()
 
 
-class _Execution(AbstractContextManager["_Execution"]):
-    def __init__(self, run: Run, path: Path | None, files: Sequence[str], on_event: OnEvent) -> None:
+class Execution(AbstractContextManager["Execution"]):
+    """The worker of a run and what it has measured.
+
+    `execute` is for a plan; who thinks of the next group only when he knows the last one asks for `one` at a time.
+    """
+
+    def __init__(
+        self, run: Run, path: Path | None = None, files: Sequence[str] = (),
+        on_event: OnEvent = lambda event: None,
+    ) -> None:
         self.run, self.files, self.on_event = run, files, on_event
         self.writer = Writer(path) if path else None
         self.worker: Worker | None = None
@@ -88,7 +96,31 @@ class _Execution(AbstractContextManager["_Execution"]):
     ) -> None:
         self._end_worker()
 
+    def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:
+        """Measure a group by settings of its own; the run keeps no record of it.
+
+        Raises:
+            NothingToRun: no worker could be started.
+        """
+        self.run = dataclasses.replace(self.run, settings=settings, records=())
+        self._group(group)
+        records, self.run = self.run.records, dataclasses.replace(self.run, records=())
+        return records
+
+    def environment(self) -> Environment:
+        """What the worker runs on; starts it.
+
+        Raises:
+            NothingToRun: it could not be started.
+        """
+        worker = self._ready_worker()
+        if isinstance(worker, Loss):
+            raise NothingToRun(f"worker: device={self.run.settings.device} cannot be measured; {worker.reason}")
+        index = self._environment_index(worker)
+        return self.run.environments[index]
+
     def carry_out(self) -> Run:
+        """Measure what of the plan is not measured yet."""
         self._tell("start")
         have = {(record.group, record.backend) for record in self.run.records}
         replicate = 0

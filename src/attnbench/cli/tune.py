@@ -1,0 +1,340 @@
+"""`attnbench tune`: the fastest configuration of a backend for a shape, and how sure that is."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.errors import NothingToRun, UsageError, refusal
+from attnbench.suites.settings import SETTINGS, between, whole
+
+if TYPE_CHECKING:
+    from attnbench.backends.base import Backend
+    from attnbench.record import Settings
+    from attnbench.stats.racing import Rules
+    from attnbench.tune.kept import Kept
+
+WHO = "attnbench tune"
+INTERRUPTED = 130
+TAKEN = ("timeout", "timer", "l2", "regime", "lock_clocks", "input", "seed", "device")
+"""Of the settings; how often something is sampled the race decides."""
+
+NUMBERS = {"rounds": whole(10), "finalists": whole(2), "heat": whole(2), "jobs": whole(0), "seconds": between(0)}
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("backend", metavar="BACKEND", help=(
+        "its name; `attnbench list configs` shows what there is to choose from"))
+    group = parser.add_argument_group("space")
+    group.add_argument("--configs", action="append", metavar="LIST", help=(
+        "only these short forms; wildcards such as 'm128*' are (default: all of the backend's)"))
+    group.add_argument("--backends", action="append", metavar="FILE.py", help=(
+        "a Python file that holds the backend (default: none)"))
+    group.add_argument("--path", action="append", metavar="DIR", help=(
+        "a checkout to import a library from that is on no package index (default: its environment variable's)"))
+    flags.add_shape(parser, note=(
+        "Each a value or a comma list; every case is tuned apart. Defaults are those of `attnbench compare`."))
+    _add_race(parser)
+    group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
+    group.add_argument("--csv", metavar="PATH", help="a row a configuration (default: one file a case beside the race)")
+    group.add_argument("--json", metavar="PATH", help="the same rows as JSON (default: none)")
+    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True, help=(
+        "keep the race and its rows in DIR/tuning (default: kept)"))
+    group.add_argument("--out", metavar="DIR", default="results", help="folder of results (default: results)")
+    group.add_argument("--dry-run", action="store_true", help="show cases and spaces, measure nothing")
+    group.add_argument("--quiet", action="store_true", help="print nothing but the pick of each case")
+    parser.example("attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
+                   "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",
+                   "attnbench tune hstu-triton --mode fwd-bwd --resume",
+                   remark=("A race that is kept answers again for the same bucket of shapes (batch and lengths up to "
+                           "the next power of two), card, versions and kernel source."))
+
+
+def _add_race(parser: Parser) -> None:
+    group = parser.add_argument_group("race")
+    group.add_argument("--seconds", metavar="S", help="sampling time of a case, at most (default: no limit)")
+    group.add_argument("--rounds", metavar="N", help="samples of each finalist (default: 100)")
+    group.add_argument("--finalists", metavar="N", help="configurations in the final, at most (default: 8)")
+    group.add_argument("--heat", metavar="N", help="configurations sampled in turn with each other (default: 16)")
+    group.add_argument("--jobs", metavar="N", help=(
+        "processes that compile ahead on a GPU; 0: none (default: as many as cores, at most 8)"))
+    for one in SETTINGS:
+        if one.name in TAKEN:
+            default = "none" if one.default is None else str(one.default).removesuffix(".0")
+            group.add_argument(one.flag, metavar=one.metavar, help=f"{one.help} (default: {default})")
+    group.add_argument("--resume", action="store_true", help="take up what was stopped (default: begin anew)")
+    group.add_argument("--again", action="store_true", help="measure although the answer is kept")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune every case; 3 where none has a configuration that runs and is right."""
+    from attnbench.machine.clocks import locked_clocks
+
+    numbers = _numbers(args)
+    request = _Request(args, numbers)
+    output = Output(results_to_stderr="-" in (args.csv, args.json), quiet=args.quiet)
+    if args.dry_run:
+        request.show(output)
+        return 0
+    with ExitStack() as closing:
+        if request.settings.lock_clocks:
+            closing.enter_context(locked_clocks(request.settings.lock_clocks, request.settings.device))
+        try:
+            answers, losses = request.answers(output)
+        except KeyboardInterrupt:
+            what = "kept" if args.save else "lost: --no-save was given"
+            output.note(f"{WHO}: stopped; what was measured is {what}; to finish: {request.command('--resume')}")
+            return INTERRUPTED
+    if not answers:
+        raise losses[0]
+    request.deliver(answers, output)
+    for loss in losses:
+        output.note(str(loss))
+    return 0
+
+
+def _numbers(args: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for name, parse in NUMBERS.items():
+        text = getattr(args, name)
+        try:
+            found[name] = None if text is None else parse(text)
+        except ValueError as error:
+            raise UsageError(refusal(WHO, f"--{name}", text, "cannot be used", str(error))) from None
+    if args.csv == "-" == args.json:
+        raise UsageError(refusal(WHO, "--json", "-", "wants stdout, as --csv does", "one of them"))
+    if args.resume and args.again:
+        raise UsageError(f"{WHO}: --resume does not go with --again; one of the two")
+    if args.resume and not args.save:
+        raise UsageError(f"{WHO}: --resume does not go with --no-save; one of the two")
+    return found
+
+
+class _Request:
+    """What was asked for, every mistake in it found."""
+
+    def __init__(self, args: argparse.Namespace, numbers: Mapping[str, Any]) -> None:
+        from attnbench.backends.checkouts import name_checkouts
+        from attnbench.machine.devices import resolve
+        from attnbench.suites.settings import parse_setting
+        from attnbench.suites.strangers import known_backends
+        from attnbench.tune.space import find_backend
+        from attnbench.workloads.base import load_workload
+
+        self.args, self.numbers = args, numbers
+        name_checkouts(args.path or (), WHO)
+        selectors, self.files = flags.backend_words(args.backends)
+        if selectors:
+            raise UsageError(refusal(WHO, "--backends", selectors[0], "is no file", "a Python file",
+                                     "the backend to be tuned is the first argument"))
+        self.backend: Backend = find_backend(args.backend, known_backends(self.files), WHO)
+        self.workload = load_workload(self.backend.workload)
+        self.patterns = [word for text in args.configs or () for word in text.split(",") if word]
+        given = {name: parse_setting(WHO, name, text) for name in TAKEN if (text := getattr(args, name)) is not None}
+        self.axes = self._axes()
+        self._check_places()
+        device = resolve(given.pop("device", "auto"))
+        self.settings = self._settings(device, given)
+        self.cases = self._cases(device.partition(":")[0])
+        self.spaces = self._spaces()
+
+    def _axes(self) -> dict[str, tuple[Any, ...]]:
+        from attnbench.cli.request import axis_words
+        from attnbench.errors import unknown
+        from attnbench.suites.plan import parse_axis
+
+        known = {axis.name: axis for axis in self.workload.axes}
+        self.words = axis_words(self.args, WHO)
+        for name in self.words:
+            if name not in known:
+                raise unknown(WHO, "axis", name, known)
+        return {name: parse_axis(WHO, known[name], text) for name, text in self.words.items()}
+
+    def _check_places(self) -> None:
+        from attnbench.store.files import check_writable
+        from attnbench.tune.kept import FOLDER
+
+        for path in (self.args.csv, self.args.json):
+            if path not in (None, "-"):
+                check_writable(path)
+        if self.args.save and not self.args.dry_run:
+            check_writable(Path(self.args.out) / FOLDER / "race.json")
+
+    def _settings(self, device: str, given: Mapping[str, Any]) -> Settings:
+        from attnbench.cli.request import check_settings
+        from attnbench.errors import Unavailable
+        from attnbench.record import Run, Settings
+        from attnbench.store.runfile import new_id, now
+
+        kind = device.partition(":")[0]
+        if kind not in self.backend.devices:
+            accepted = " and ".join(self.backend.devices)
+            raise Unavailable(refusal(self.backend.name, "device", kind, "is not supported", accepted))
+        self.backend.probe()
+        if given.get("timer") == "all":
+            raise UsageError(refusal(WHO, "--timer", "all", "is no one timer to race by", "auto, or a timer's name"))
+        settings = Settings(device=device, **given)
+        self.plan = Run(id=new_id(), suite="tune", command=self.command(), started=now(), settings=settings,
+                        backend_files=tuple(Path(file).name for file in self.files))
+        check_settings(self.plan)
+        return settings
+
+    def _cases(self, kind: str) -> dict[str, Any]:
+        from attnbench.suites.load import Suite, load_suite
+        from attnbench.suites.plan import expand
+
+        shape = load_suite("compare", kind)
+        axes = dict(shape.axes) if shape.workload == self.workload.name else {}
+        if kind == "cpu":  # half precision is emulated there
+            axes["dtype"] = ("fp32",)
+        suite = Suite(name="tune", title="", workload=self.workload.name, backends=(self.backend.name,), axes=axes)
+        return expand(suite, self.workload, self.axes)
+
+    def _spaces(self) -> dict[str, dict[str, Mapping[str, Any]]]:
+        from attnbench.tune.space import space
+
+        return {case_id: space(self.backend, case, self.patterns, WHO) for case_id, case in self.cases.items()}
+
+    def rules(self) -> Rules:
+        """How to race."""
+        from attnbench.stats.racing import Rules
+
+        asked = {"final_rounds": self.numbers["rounds"], "finalists": self.numbers["finalists"],
+                 "heat": self.numbers["heat"], "seconds": self.numbers["seconds"]}
+        return Rules(**{name: value for name, value in asked.items() if value is not None})
+
+    def command(self, *more: str) -> str:
+        """The line that asks for the same again."""
+        args = self.args
+        words = ["attnbench", "tune", args.backend]
+        for name, text in self.words.items():
+            flag = name.replace("_", "-")
+            forms = {"true": f"--{flag}", "false": f"--no-{flag}", "both": f"--{flag}-both"}
+            words += [forms[text]] if text in forms else [f"--{flag}", text]
+        words += [word for text in args.configs or () for word in ("--configs", text)]
+        words += [word for file in self.files for word in ("--backends", file)]
+        for name in (*NUMBERS, *TAKEN):
+            if (value := getattr(args, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", value]
+        words += ["--out", args.out] if args.out != "results" else []
+        return shlex.join([*words, *more])
+
+    def show(self, output: Output) -> None:
+        """The plan."""
+        rules = self.rules()
+        for case_id, space in self.spaces.items():
+            samples = len(space) * rules.final_rounds
+            output.line(f"{self.backend.name} on {self.settings.device}, {case_id}: {len(space)} configurations, the "
+                        f"default among them; about {rules.share:.0%} of {samples} samples")
+        output.line(f"command: {self.command()}")
+
+    # ── measuring ──────────────────────────────────────────────────────────────────────────────────
+
+    def answers(self, output: Output) -> tuple[dict[str, Kept], list[NothingToRun]]:
+        """A finished race a case, from disk or measured, and the cases that have none."""
+        from attnbench.cli.progress import Bar
+        from attnbench.sweep.run import Event, Execution
+        from attnbench.tune.run import Progress
+
+        found: dict[str, Kept] = {}
+        losses: list[NothingToRun] = []
+        self.fresh: set[str] = set()
+        with Bar(output) as bar, Execution(self.plan, files=self.files) as execution:
+            for case_id in self.cases:
+                def tell(news: Progress, case_id: str = case_id) -> None:
+                    bar.event(Event("word", news.word, f"{case_id}  {news.step}", None, news.done, news.total))
+
+                try:
+                    found[case_id] = self._answer(case_id, execution, tell)
+                except NothingToRun as loss:
+                    losses.append(loss)
+        return found, losses
+
+    def _answer(self, case_id: str, execution: Any, tell: Any) -> Kept:
+        import dataclasses
+
+        from attnbench.store.runfile import now
+        from attnbench.tune import kept as tunings
+        from attnbench.tune.ahead import default_jobs
+        from attnbench.tune.key import bucket, digest
+        from attnbench.tune.run import Tuning
+
+        case, environment = self.cases[case_id], execution.environment()
+        stands_for = bucket(self.workload, case)
+        key = self._key(stands_for, environment, case_id)
+        path = tunings.place(self.args.out, stands_for.id, self.backend.name, digest(key)) if self.args.save else None
+        known = tunings.read(path) if path is not None and not self.args.again else None
+        if known is not None and known.outcome() is not None:
+            return known
+        same = known is not None and known.case_id == case_id and self.args.resume
+        kept = known if same and known is not None else tunings.Kept(
+            key=key, backend=self.backend.name, workload=self.workload.name, case=case.to_dict(), case_id=case_id,
+            started=now(), environment=environment, settings=self.settings, configs=self.spaces[case_id],
+            rules=dataclasses.asdict(self.rules()))
+        self.fresh.add(case_id)
+        on_card = self.backend.compiles and not self.settings.device.startswith("cpu")
+        jobs = self.numbers["jobs"] if self.numbers["jobs"] is not None else default_jobs()
+        return Tuning(kept=kept, path=path, execution=execution, files=self.files, jobs=jobs if on_card else 0,
+                      on_progress=tell).carry_out()
+
+    def _key(self, stands_for: Any, environment: Any, case_id: str) -> dict[str, Any]:
+        import inspect
+
+        from attnbench.backends.describe import Described
+        from attnbench.tune.key import key, source_hash
+
+        # A stranger's backend is described here, not imported: its file is one of those given.
+        own = [Path(file) for file in self.files] if isinstance(self.backend, Described) else [
+            Path(inspect.getfile(type(self.backend)))]
+        return key(backend=self.backend.name, bucket=stands_for, environment=environment, settings=self.settings,
+                   source=" ".join(map(source_hash, own)), configs=self.spaces[case_id], rules=self.rules())
+
+    # ── telling ────────────────────────────────────────────────────────────────────────────────────
+
+    def deliver(self, answers: Mapping[str, Kept], output: Output) -> None:
+        """Write the rows, then print what was found."""
+        from attnbench.store.files import write_bytes, write_stdout
+        from attnbench.tune import kept as tunings
+        from attnbench.tune.key import digest
+        from attnbench.tune.table import rows, to_csv, to_json
+
+        tables = [rows(kept, outcome) for kept in answers.values() if (outcome := kept.outcome())]
+        if self.args.save:
+            for kept, table in zip(answers.values(), tables, strict=True):
+                path = tunings.place(self.args.out, kept.case_id, kept.backend, digest(kept.key))
+                write_bytes(path.with_suffix(".csv"), to_csv(table).encode())
+        whole = [row for table in tables for row in table]
+        texts = {"csv": to_csv(whole), "json": to_json(whole)}
+        for name, text in texts.items():
+            if (path := getattr(self.args, name)) not in (None, "-"):
+                write_bytes(path, text.encode())
+        for case_id, kept in answers.items():
+            self._print(case_id, kept, output)
+        for name, text in texts.items():
+            if getattr(self.args, name) == "-":
+                write_stdout(text.encode())
+
+    def _print(self, case_id: str, kept: Kept, output: Output) -> None:
+        from attnbench.report.tuning import render_tuning
+        from attnbench.tune.space import short_of
+        from attnbench.tune.words import conditions, remarks, rerun
+
+        outcome = kept.outcome()
+        assert outcome is not None
+        if output.quiet:
+            output.line(outcome.pick)
+            return
+        render_tuning(
+            output.console(), title=f"{kept.backend}  {kept.case_id}", conditions=conditions(kept), outcome=outcome,
+            flops=kept.flops, short=short_of, rerun=rerun(kept, outcome, self.files),
+            failures=[(failure.status, short_of(name), failure.reason) for name, failure in kept.failures.items()],
+            remarks=remarks(kept, outcome, fresh=kept.case_id in self.fresh, asked=case_id))
+        output.line("")

@@ -1,0 +1,116 @@
+"""What the terminal shows after `tune`: every configuration against the pick, and how far to believe in that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.report.page import Paper, decimal_aligned
+from attnbench.stats.racing import CLOSE, Outcome, Standing
+from attnbench.store.figures import half_interval, margin, measured, plain, unit_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAP = 2
+SPARE = ("TFLOP/s", "samples")
+"""Columns that a narrow page goes without."""
+
+MEANING = {"picked": "picked", "final": "final", "cut": "no room in the final"}
+
+
+def render_tuning(
+    console: Console, *, title: str, conditions: str, outcome: Outcome, flops: int | None,
+    short: Callable[[str], str], failures: Sequence[tuple[str, str, str]], remarks: Mapping[str, str], rerun: str,
+) -> None:
+    """Print a race.
+
+    Args:
+        console: where to.
+        title: backend and case.
+        conditions: card, versions, timer and cache.
+        outcome: of the race.
+        flops: useful work of the case; None leaves the rate out.
+        short: from a contestant's name to what stands in the table.
+        failures: (status, configuration, reason) of those that did not run or were wrong.
+        remarks: labelled lines below: where the time went, where the answer is kept.
+        rerun: command that measures the pick beside the default.
+    """
+    paper = Paper(console)
+    paper.title(title, conditions)
+    _standings(paper, outcome.standings, flops, short)
+    if failures:
+        paper.losses(_together(failures))
+    paper.item("pick", f"{outcome.pick}{_over_default(outcome)}", "bold")
+    paper.item("loss", regret(outcome), "dim")
+    for label, text in remarks.items():
+        paper.item(label, text, "dim")
+    paper.line("rerun", "dim")
+    paper.unbroken(f"  {rerun}")
+
+
+def regret(outcome: Outcome) -> str:
+    """How far the pick may be from the best, in words."""
+    chance = "over 99.9 %" if outcome.close > 0.999 else f"{100 * outcome.close:.3g} %"
+    return (f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, and "
+            f"within {100 * CLOSE:g} % of it with a chance of {chance}")
+
+
+def _standings(
+    paper: Paper, standings: Sequence[Standing], flops: int | None, short: Callable[[str], str]
+) -> None:
+    unit = unit_for(one.median_ms for one in standings)
+    halves = [half_interval(one.ratio, one.ci_low, one.ci_high) for one in standings]
+    columns: dict[str, list[str]] = {
+        "configuration": [short(one.name) for one in standings],
+        "time / pick": decimal_aligned(
+            ["" if one.ended == "picked" else f"{measured(one.ratio, half)}x" for one, half in
+             zip(standings, halves, strict=True)]),
+        "95 %": decimal_aligned([margin(one.ratio, half) for one, half in zip(standings, halves, strict=True)]),
+        f"median {unit.name}": decimal_aligned([plain(one.median_ms * unit.per_ms, 4) for one in standings]),
+        "TFLOP/s": [] if flops is None else decimal_aligned(
+            [plain(flops / one.median_ms / 1e9) for one in standings]),
+        "samples": [str(one.rounds) for one in standings],
+        "": [MEANING.get(one.ended) or f"dropped in stage {one.stage}" for one in standings],
+    }
+    shown = _fitting({name: texts for name, texts in columns.items() if texts}, paper.width)
+    table = paper.table()
+    for name in shown:
+        words = name in ("configuration", "")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for index, one in enumerate(standings):
+        style = "bold" if one.ended == "picked" else "" if one.ended == "final" else "dim"
+        table.add_row(*(paper.text(texts[index], style) for texts in shown.values()))
+    paper.print(table)
+
+
+def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
+    """The columns without those that a narrow page goes without."""
+    left = dict(columns)
+    for name in SPARE:
+        if sum(max(map(len, [head, *texts])) + GAP for head, texts in left.items()) <= width:
+            break
+        left.pop(name, None)
+    return left
+
+
+def _together(failures: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """One line for all that failed alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for status, name, reason in failures:
+        alike.setdefault((status, reason), []).append(name)
+    return [(status, names[0] if len(names) == 1 else f"{len(names)} configurations",
+             reason if len(names) == 1 else f"{reason} ({', '.join(names)})")
+            for (status, reason), names in alike.items()]
+
+
+def _over_default(outcome: Outcome) -> str:
+    """What tuning brought, where the default took part."""
+    default = next((one for one in outcome.standings if "[" not in one.name), None)
+    if default is None:
+        return ""
+    if default.name == outcome.pick:
+        return ", the default: nothing is faster"
+    half = half_interval(default.ratio, default.ci_low, default.ci_high)
+    reach = margin(default.ratio, half)
+    return f", against which the default takes {measured(default.ratio, half)}x{f' ({reach})' if reach else ''}"

@@ -1,0 +1,391 @@
+"""Which of many configurations is the fastest, by few samples of the many and many of the few.
+
+A race goes in stages.  In each, everyone still in it runs in *heats*: groups sampled round by round,
+small enough to be open at once, with one *anchor* in all of them, the leader of the stage before.  Who
+is slower than the anchor by more than its samples leave in doubt is dropped; the next stage takes twice
+the rounds of those that are left.  At most a handful of *finalists* run once more, all in one heat, in
+fresh order, and only these new samples say who is picked: luck in an earlier heat does not count.
+
+**The best is kept.**  The anchor is named before the heat, so its luck in that heat has no part in the
+choice, and only samples of that heat speak.  The best is no slower than any anchor: it is dropped only
+where its own test against the anchor errs, and however many run, there is one such test a stage.  Who is
+far behind the leader of the stage itself goes too, by a test that counts everyone who might lead by luck
+(`placing.slower`).  Each stage has its share of `Rules.risk`.
+
+**What the pick may lose** is drawn from what is known of everyone: finalists by the centres of their
+new samples and the errors these leave (`series.centres`, widened for serial dependence), the dropped by
+their last heat, anchor by anchor down to the final, drawn towards the mean of their stage as far as its
+spread is no more than noise (empirical Bayes): of fifty that are alike one always seems better.  Finalists
+know no such prior, and the regret that is stated is too large rather than too small.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+from attnbench.stats.placing import Placing, Times, log_ratios, placings, prior, slower
+from attnbench.stats.ratio import paired_ratio
+from attnbench.stats.series import TWO_SIDED, centres
+from attnbench.stats.summary import FEWEST_FOR_INTERVAL
+
+FEWEST_FINAL_ROUNDS = 10
+DRAWS = 4000
+CLOSE = 0.01
+"""The pick is to be within this of the best."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """How a race is run."""
+
+    heat: int = 16
+    "contestants of a heat at most, the anchor among them"
+    first_rounds: int = 5
+    growth: float = 2.0
+    "rounds of a stage over those of the stage before"
+    stages: int = 4
+    "before the final, at most"
+    finalists: int = 8
+    final_rounds: int = 100
+    warmup: int = 1
+    "rounds before those that count, in every heat"
+    risk: float = 0.05
+    "of dropping the best"
+    share: float = 0.16
+    "of what sampling everyone as often as a finalist would take; a stage that does not fit is left out"
+    seconds: float | None = None
+    "of sampling; a stage that does not fit is left out, and the final is cut short; None: as many as it takes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heat:
+    """Who is sampled together, and how often."""
+
+    stage: int
+    "from 1"
+    names: tuple[str, ...]
+    "the anchor first"
+    rounds: int
+    seed: int
+    final: bool = False
+
+    @property
+    def anchor(self) -> str:
+        """Whom the others are compared with."""
+        return self.names[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Where one contestant ended."""
+
+    name: str
+    ratio: float
+    "its time over the pick's: 1.02 is 2 % slower"
+    ci_low: float | None
+    ci_high: float | None
+    "95 % interval; None where its samples give none"
+    median_ms: float
+    "of who left before the final the ratio times the pick's: its own few samples had another clock"
+    rounds: int
+    "samples behind the ratio"
+    stage: int
+    "of its last heat"
+    ended: Literal["picked", "final", "dropped", "cut"]
+    "cut: not shown slower, but no room in the final"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a race ended."""
+
+    pick: str
+    standings: tuple[Standing, ...]
+    "the fastest first"
+    regret: float
+    "expected loss of the pick against the best, as a share of its time"
+    close: float
+    "chance that the pick is within CLOSE of the best"
+    sampled_s: float
+    exhaustive_s: float
+    "what sampling everyone as often as a finalist would have taken"
+
+
+class Race:
+    """A function of its samples: given the same names, rules and times, every race goes the same way.
+
+    Args:
+        names: contestants; the first is the first anchor.
+        rules: how.
+        seed: of the draw of heats and of the order in them.
+        tick_ms: resolution of the timer; may be set once it is known.
+    """
+
+    def __init__(self, names: Sequence[str], rules: Rules, *, seed: int = 0, tick_ms: float = 0.0) -> None:
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"names={list(names)}: at least one, and each once")
+        self.rules, self.seed, self.tick_ms = rules, seed, tick_ms
+        self.running = list(names)
+        self.anchor = names[0]
+        self.stage = 0
+        self.sampled_s = 0.0
+        self.final: dict[str, dict[int, float]] | None = None
+        self._placings: dict[str, Placing] = {}
+        self._ended: dict[str, Literal["dropped", "cut"]] = {}
+        self._pick_ms = 0.0
+        self._priors: dict[int, tuple[float, float]] = {}
+        "mean and variance of the true logs of a stage, over its anchor"
+        self._leads: dict[int, Placing] = {}
+        "of a stage's anchor, over whoever led instead"
+        self._waiting: list[Heat] = []
+        self._run: list[dict[str, dict[int, float]]] = []
+        self._next_stage()
+
+    # ── heats ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def heat(self) -> Heat | None:
+        """The heat to be sampled next; None when the race is over."""
+        return self._waiting[0] if self._waiting else None
+
+    @property
+    def heats_left(self) -> int:
+        """Of this stage."""
+        return len(self._waiting)
+
+    def take(self, times: Mapping[str, Times]) -> None:
+        """Take the samples of `heat`; who has none did not finish it and is out.
+
+        Raises:
+            ValueError: the race is over, or a time is not positive and finite.
+        """
+        if not self._waiting:
+            raise ValueError("the race is over")
+        heat = self._waiting.pop(0)
+        found = {name: dict(times[name]) for name in heat.names if times.get(name)}
+        if not all(0.0 < ms < math.inf for own in found.values() for ms in own.values()):
+            raise ValueError("a time is not positive and finite")
+        lost = set(heat.names) - set(found)
+        self.running = [name for name in self.running if name not in lost]
+        for own in found.values():
+            self.sampled_s += median(own.values()) * (len(own) + self.rules.warmup) / 1e3
+        if heat.final:
+            self._waiting, self.final = [], found
+            if not found:
+                self._call_back()
+        elif heat.anchor in lost:
+            # The others have nobody to be compared with: the stage begins again, with whoever was fastest here.
+            self.anchor = min(found, key=lambda name: median(found[name].values()), default=heat.anchor)
+            self._waiting, self.stage = [], self.stage - 1
+            self._next_stage()
+        else:
+            self._run.append(found)
+            if not self._waiting:
+                self._judge()
+                self._next_stage()
+
+    def _call_back(self) -> None:
+        """All finalists fell out: another final, of those that were dropped last."""
+        if self._ended:
+            self.running = list(self._ended)
+            self._ended = {}
+            self._start_final()
+
+    def _next_stage(self) -> None:
+        rules, self._run = self.rules, []
+        if not self.running:
+            return
+        if self.anchor not in self.running:
+            self.anchor = min(self.running, key=self._level)
+        self.stage += 1
+        rounds = round(rules.first_rounds * rules.growth ** (self.stage - 1))
+        if len(self.running) <= rules.finalists or self.stage > rules.stages or not self._affordable(rounds):
+            self._start_final()
+            return
+        others = [name for name in self.running if name != self.anchor]
+        random.Random(f"{self.seed} {self.stage}").shuffle(others)
+        heats = math.ceil(len(others) / (rules.heat - 1))
+        self._waiting = [
+            Heat(stage=self.stage, names=(self.anchor, *others[place::heats]), rounds=rounds,
+                 seed=self.seed + 1000 * self.stage + place)
+            for place in range(heats)]
+
+    def _start_final(self) -> None:
+        rules = self.rules
+        ranked = sorted(self.running, key=self._level)
+        self.running, cut = ranked[: rules.finalists], ranked[rules.finalists :]
+        self._ended |= dict.fromkeys(cut, "cut")
+        if self.anchor not in self.running:
+            self.anchor = self.running[0]
+        rounds = rules.final_rounds
+        if rules.seconds is not None and self._placings:
+            left = rules.seconds - self.sampled_s
+            rounds = max(FEWEST_FINAL_ROUNDS, min(rounds, int(left / self._round_s()) - rules.warmup))
+        names = (self.anchor, *(name for name in self.running if name != self.anchor))
+        self._waiting = [Heat(stage=self.stage, names=names, rounds=rounds, seed=self.seed + 999_983, final=True)]
+
+    def _affordable(self, rounds: int) -> bool:
+        """Whether a stage leaves room for the final after it; the first always runs."""
+        if not self._placings:
+            return True
+        rules, finalists = self.rules, self.rules.finalists / len(self.running)
+        stage_s = (rounds + rules.warmup) * self._round_s()
+        final_s = finalists * (rules.final_rounds + rules.warmup) * self._round_s()
+        # Of a small space the final is most: the stages before it may then take as long as it does.
+        if self.sampled_s + stage_s > max(rules.share * self._exhaustive_s() - final_s, final_s):
+            return False
+        least_s = finalists * (FEWEST_FINAL_ROUNDS + rules.warmup) * self._round_s()
+        return rules.seconds is None or self.sampled_s + stage_s + least_s <= rules.seconds
+
+    def _round_s(self) -> float:
+        """One sample of each that is running."""
+        known = [self._placings[name].ms for name in self.running if name in self._placings]
+        return sum(known) / 1e3
+
+    def _exhaustive_s(self) -> float:
+        """Everyone who could be sampled, as often as a finalist."""
+        rounds = self.rules.final_rounds + self.rules.warmup
+        return sum(placing.ms for placing in self._placings.values()) * rounds / 1e3
+
+    # ── who is dropped ─────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self) -> None:
+        """Place everyone by this stage's heats, drop the slower, and name the next anchor."""
+        placed = placings(self.anchor, self._run, self.stage, tick_ms=self.tick_ms)
+        self._placings |= placed
+        if (found := prior(placed)) is not None:
+            self._priors[self.stage] = found
+        dropped = slower(placed, self.rules.risk / self.rules.stages)
+        self.running = [name for name in self.running if name not in dropped]
+        self._ended |= dict.fromkeys(sorted(dropped), "dropped")
+        leader = min(self.running, key=self._level)
+        if leader != self.anchor and math.isfinite(placed[leader].error):
+            self._leads[self.stage] = replace(placed[leader], log=-placed[leader].log, anchor=leader)
+        self.anchor = leader
+
+    def _level(self, name: str) -> float:
+        placing = self._placings.get(name)
+        return math.inf if placing is None else placing.ms
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────────
+
+    def outcome(self) -> Outcome:
+        """Who is picked, and what is known of the others.
+
+        Raises:
+            ValueError: the race is not over, or nobody finished it.
+        """
+        import numpy as np
+
+        if self._waiting or not self.final:
+            raise ValueError("the race is not over" if self._waiting else "nobody finished")
+        final = self.final
+        logs, errors = _final_levels(final, self.tick_ms)
+        pick = min(logs, key=lambda name: logs[name])
+        self._pick_ms = median(final[pick].values())
+        lots = np.random.default_rng(self.seed)
+        drawn = {name: logs[name] + errors[name] * lots.standard_normal(DRAWS) for name in final}
+        levels, doubts = dict(logs), dict(errors)
+        for name in self._by_stage():
+            placing = self._link(name, levels)
+            levels[name] = placing.log + levels[placing.anchor]
+            doubts[name] = math.hypot(placing.error, doubts[placing.anchor])
+            if math.isfinite(placing.error):
+                log, error = self._believed(placing)
+                drawn[name] = drawn[placing.anchor] + log + error * lots.standard_normal(DRAWS)
+        best = np.min(np.stack(list(drawn.values())), axis=0)
+        losses = -np.expm1(best - drawn[pick])
+        standings = [self._in_final(name, pick) for name in final]
+        standings += [self._out_before(name, levels[name] - levels[pick], math.hypot(doubts[name], doubts[pick]))
+                      for name in levels if name not in final]
+        all_s = sum(one.median_ms for one in standings) * (self.rules.final_rounds + self.rules.warmup) / 1e3
+        return Outcome(
+            pick=pick, standings=tuple(sorted(standings, key=lambda one: (one.name != pick, one.ratio))),
+            regret=float(losses.mean()), close=float((losses <= CLOSE).mean()), sampled_s=self.sampled_s,
+            exhaustive_s=all_s)
+
+    def _by_stage(self) -> list[str]:
+        """Who left before the final, the last first, anchors before those compared with them."""
+        def turn(name: str) -> tuple[int, bool, float]:
+            placing = self._placings[name]
+            return -placing.stage, placing.anchor != name, placing.log
+
+        return sorted(self._ended, key=turn)
+
+    def _link(self, name: str, placed: Collection[str]) -> Placing:
+        """A placing by someone who is placed: the anchor; of an anchor, who led instead.
+
+        Where that one fell out there is none: then by the bare times, without an error.
+        """
+        assert self.final is not None
+        own = self._placings[name]
+        link = self._leads.get(own.stage) if own.anchor == name else own
+        if link is not None and link.anchor in placed:
+            return replace(link, stage=own.stage, rounds=own.rounds)
+        fastest, ms = min(((one, median(times.values())) for one, times in self.final.items()), key=lambda one: one[1])
+        return replace(own, log=math.log(own.ms / ms), error=math.inf, anchor=fastest)
+
+    def _believed(self, placing: Placing) -> tuple[float, float]:
+        """Log and error of a placing beside what is known of its stage."""
+        mean, variance = self._priors.get(placing.stage, (0.0, math.inf))
+        if not math.isfinite(variance) or placing.error == 0.0 or placing == self._leads.get(placing.stage):
+            return placing.log, placing.error
+        weight = variance / (variance + placing.error**2)
+        return mean + weight * (placing.log - mean), math.sqrt(weight) * placing.error
+
+    def _in_final(self, name: str, pick: str) -> Standing:
+        assert self.final is not None
+        own, first = self.final[name], self.final[pick]
+        middle = median(own.values())
+        if name == pick:
+            return Standing(name=name, ratio=1.0, ci_low=None, ci_high=None, median_ms=middle, rounds=len(own),
+                            stage=self.stage, ended="picked")
+        if not own.keys() & first.keys():
+            ratio, low, high = middle / median(first.values()), None, None
+        else:
+            found = paired_ratio(own, first, tick=self.tick_ms)
+            ratio, low, high = found.ratio, found.ci_low, found.ci_high
+        return Standing(name=name, ratio=ratio, ci_low=low, ci_high=high, median_ms=middle, rounds=len(own),
+                        stage=self.stage, ended="final")
+
+    def _out_before(self, name: str, log: float, error: float) -> Standing:
+        placing, known, pick_ms = self._placings[name], math.isfinite(error), self._pick_ms
+        return Standing(
+            name=name, ratio=math.exp(log), median_ms=math.exp(log) * pick_ms, rounds=placing.rounds,
+            stage=placing.stage, ci_low=math.exp(log - TWO_SIDED * error) if known else None,
+            ci_high=math.exp(log + TWO_SIDED * error) if known else None, ended=self._ended[name])
+
+
+def _final_levels(times: Mapping[str, Times], tick_ms: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Level of each finalist as a logarithm, and its standard error.
+
+    Within rounds that all share each is measured from the middle of the round; where the final had to be
+    taken in parts, which share no round, from the anchor.
+    """
+    import numpy as np
+
+    names = list(times)
+    if len(names) == 1:
+        return {names[0]: 0.0}, {names[0]: 0.0}
+    common = sorted(set.intersection(*(set(own) for own in times.values())))
+    rows: Any
+    if len(common) >= FEWEST_FOR_INTERVAL:
+        rows = np.log([[own[index] for index in common] for own in times.values()])
+        rows -= np.median(rows, axis=0)
+    else:
+        pairs = [log_ratios(times[names[0]], own) for own in times.values()]
+        rows = np.full((len(pairs), max(map(len, pairs), default=1) or 1), math.nan)
+        for row, logs in zip(rows, pairs, strict=True):
+            row[: len(logs)] = logs
+        if not np.isfinite(rows).any(axis=1).all():
+            medians = [math.log(median(own.values())) for own in times.values()]
+            return dict(zip(names, medians, strict=True)), dict.fromkeys(names, 0.0)
+    corners = np.array([tick_ms / median(own.values()) for own in times.values()])
+    middle, errors = centres(rows, corners)
+    return (dict(zip(names, map(float, middle), strict=True)),
+            dict(zip(names, map(float, np.nan_to_num(errors)), strict=True)))

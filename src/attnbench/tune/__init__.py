@@ -1,0 +1,1 @@
+"""Searching the configuration space of a backend: compiled ahead, checked, raced, kept."""

@@ -1,0 +1,142 @@
+"""What is kept of a race: every sample of every heat, whoever fell out and why, and so the answer.
+
+One JSON file a race, in the folder ``tuning`` beside the run files, written whole after every step.
+A race is a function of its samples, so the same file is the answer of a race that is over and the
+start of one that was stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import RunFileError, refusal
+from attnbench.record import Environment, Settings, from_dict, to_dict
+from attnbench.stats.racing import Outcome, Race, Rules
+from attnbench.store.files import write_bytes
+
+FOLDER = "tuning"
+SCHEMA = 1
+ACCEPTED = "a file written by attnbench tune"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a configuration does not run, or is wrong."""
+
+    status: str
+    "incorrect, skipped, oom, timeout, crashed or failed"
+    reason: str
+    step: str
+    "compile, check, or the stage of the race"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seconds:
+    """Where the time went, by the wall clock."""
+
+    compile: float = 0.0
+    check: float = 0.0
+    race: float = 0.0
+    "heats, with opening and closing their sessions"
+    sampling: float = 0.0
+    "of the heats: taking samples"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A race as far as it is known."""
+
+    key: Mapping[str, Any]
+    backend: str
+    workload: str
+    case: Mapping[str, Any]
+    case_id: str
+    started: str
+    "ISO 8601, UTC"
+    environment: Environment
+    settings: Settings
+    rules: Mapping[str, Any]
+    configs: Mapping[str, Mapping[str, Any]]
+    "values by selector; the default, which has none, first"
+    compiled: tuple[str, ...] = ()
+    "ahead, in parallel, without a fault"
+    checked: tuple[str, ...] = ()
+    "and right"
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    heats: tuple[Mapping[str, Mapping[str, float]], ...] = ()
+    "milliseconds by selector and round, in the order of running"
+    tick_ms: float = 0.0
+    flops: int | None = None
+    timer: str | None = None
+    l2: str | None = None
+    seconds: Seconds = field(default_factory=Seconds)
+
+    def race(self) -> Race | None:
+        """The race up to here; None where nobody is right."""
+        names = [name for name in self.configs if name in self.checked]
+        if not names:
+            return None
+        race = Race(names, Rules(**dict(self.rules)), seed=self.settings.seed, tick_ms=self.tick_ms)
+        for times in self.heats:
+            race.take({name: {int(index): ms for index, ms in own.items()} for name, own in times.items()})
+        return race
+
+    def outcome(self) -> Outcome | None:
+        """The answer; None while the race is not over, or where nobody finished it."""
+        race = self.race()
+        if race is None or race.heat is not None or not race.final:
+            return None
+        return race.outcome()
+
+    def with_(self, **fields: Any) -> Kept:
+        """The same with other fields; `seconds` are added to, not replaced."""
+        spent = fields.pop("spent", None)
+        if spent is not None:
+            fields["seconds"] = Seconds(**{name: getattr(self.seconds, name) + spent.get(name, 0.0)
+                                           for name in ("compile", "check", "race", "sampling")})
+        return dataclasses.replace(self, **fields)
+
+
+def place(out_dir: str | Path, case_id: str, backend: str, digest: str) -> Path:
+    """File of a race in a folder of results."""
+    return Path(out_dir) / FOLDER / f"{backend}-{case_id}-{digest}.json"
+
+
+def write(kept: Kept, path: Path) -> None:
+    """Put a race on disk as one step.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_bytes(path, (json.dumps({"schema": SCHEMA, "tuning": to_dict(kept)}, ensure_ascii=False) + "\n").encode())
+
+
+def read(path: Path) -> Kept | None:
+    """Read a race; None where there is no file.
+
+    Raises:
+        RunFileError: it is cut short, of a newer schema, or not one of ours.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or "is not text in UTF-8"
+        raise RunFileError(refusal("tuning", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
+    todo = "attnbench tune … --again writes it anew"
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise RunFileError(refusal("tuning", "path", path, f"has schema {data['schema']}", f"{SCHEMA}", todo))
+        kept = from_dict(Kept, data["tuning"], "tuning")
+        kept.race()
+    except (ValueError, KeyError, TypeError, RunFileError) as error:
+        wrong = f"cannot be read ({' '.join(str(error).split())[:200]})"
+        raise RunFileError(refusal("tuning", "path", path, wrong, ACCEPTED, todo)) from None
+    return kept

@@ -1,0 +1,197 @@
+"""One case tuned: compiled ahead, checked, raced; written after every step and taken up where it stopped.
+
+Every step is an ordinary group of the sweep, asked for when the one before it is known: the worker's
+blame, time limits and memory rules hold here as anywhere.  A heat is a group of a few rounds with the
+leader for its baseline.  Outputs are examined before the race and, with the finalists, again before and
+after their times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnbench.errors import NothingToRun
+from attnbench.record import PlannedGroup, Record, Status
+from attnbench.stats.racing import Heat
+from attnbench.sweep.run import Execution
+from attnbench.tune.ahead import compile_ahead
+from attnbench.tune.kept import Failure, Kept
+from attnbench.tune.kept import write as write_kept
+
+CHECKED_TOGETHER = 16
+"""Sessions open at once while they are checked: they share one evaluation of the oracle."""
+
+SAME_REASON = 60
+"""Letters of a reason by which failures are counted together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """News of a race, for a progress bar."""
+
+    step: str
+    "compile, check, stage 1 … or final"
+    done: int
+    total: int
+    word: str = ""
+    "what the worker is at"
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuning:
+    """Carries one race on to its end.
+
+    Args:
+        kept: what is known already.
+        path: file that is written after every step; None writes nothing.
+        execution: with the worker that checks and measures.
+        files: paths of --backends files.
+        jobs: processes that compile ahead; 0 leaves that to the first call of the measuring one.
+        on_progress: told what happens.
+    """
+
+    kept: Kept
+    path: Path | None
+    execution: Execution
+    files: tuple[str, ...] = ()
+    jobs: int = 0
+    on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
+
+    def carry_out(self) -> Kept:
+        """Compile, check, race.
+
+        Raises:
+            NothingToRun: no configuration runs and is right, or no worker could be started.
+        """
+        self.prepare()
+        self._race()
+        if self.kept.outcome() is None:
+            raise NothingToRun(nobody_ran(self.kept))
+        return self.kept
+
+    def prepare(self) -> None:
+        """Compile ahead and check, as far as that is not done.
+
+        Raises:
+            NothingToRun: no configuration runs and is right, or no worker could be started.
+        """
+        if self.jobs:
+            self._compile()
+        self._check()
+        if not self.kept.checked:
+            raise NothingToRun(nobody_ran(self.kept))
+
+    # ── before the race ────────────────────────────────────────────────────────────────────────────
+
+    def _compile(self) -> None:
+        names = [name for name in self._left() if name not in self.kept.compiled]
+        if not names:
+            return
+        done = len(self.kept.configs) - len(names)
+        self._tell("compile", done)
+
+        def ended(record: Record) -> None:
+            nonlocal done
+            done += 1
+            if record.status is Status.PASSED:
+                self._keep(compiled=(*self.kept.compiled, record.backend))
+            elif record.status is not Status.OOM:  # beside other processes it may have been these
+                self._fail([record], "compile")
+            self._tell("compile", done, word=record.backend)
+
+        began = time.perf_counter()
+        try:
+            compile_ahead(self.execution.run, self._group("compile", names), self.kept.settings, self.files,
+                          jobs=self.jobs, on_record=ended)
+        finally:
+            self._keep(spent={"compile": time.perf_counter() - began})
+
+    def _check(self) -> None:
+        names = [name for name in self._left() if name not in self.kept.checked]
+        settings = dataclasses.replace(self.kept.settings, check=True, measure=False, baseline=None)
+        for first in range(0, len(names), CHECKED_TOGETHER):
+            part = names[first : first + CHECKED_TOGETHER]
+            self._tell("check", len(self.kept.configs) - len(names) + first)
+            began = time.perf_counter()
+            records = self.execution.one(self._group("check", part), settings)
+            right = [record for record in records if record.status is Status.PASSED]
+            flops = next((record.work.flops for record in right if record.work), self.kept.flops)
+            self._fail([record for record in records if record.status is not Status.PASSED], "check", write=False)
+            self._keep(checked=(*self.kept.checked, *(record.backend for record in right)), flops=flops,
+                       spent={"check": time.perf_counter() - began})
+
+    # ── the race ───────────────────────────────────────────────────────────────────────────────────
+
+    def _race(self) -> None:
+        race = self.kept.race()
+        assert race is not None
+        stage, heats, taken = 0, 0, 0
+        while (heat := race.heat) is not None:
+            if heat.stage != stage or heat.final:
+                stage, heats, taken = heat.stage, race.heats_left, 0
+            self._tell("final" if heat.final else f"stage {stage}", taken, heats, f"{len(race.running)} running")
+            found = self._heat(heat)
+            race.tick_ms = self.kept.tick_ms
+            race.take({name: {int(index): ms for index, ms in own.items()} for name, own in found.items()})
+            taken += 1
+
+    def _heat(self, heat: Heat) -> Mapping[str, Mapping[str, float]]:
+        """Sample a heat and keep it."""
+        kept, step = self.kept, "final" if heat.final else f"stage {heat.stage}"
+        settings = dataclasses.replace(
+            kept.settings, check=heat.final, measure=True, iterations=heat.rounds,
+            warmup=int(kept.rules["warmup"]), baseline=heat.anchor)
+        # The sampler's orders are balanced over places; who has which place is drawn anew for every heat.
+        names = random.Random(heat.seed).sample(heat.names, len(heat.names))
+        began, sampled = time.perf_counter(), self.execution.sampling_s
+        records = self.execution.one(self._group(f"heat {len(kept.heats) + 1}", names), settings)
+        timed = [record for record in records if record.time is not None]
+        self._fail([record for record in records if record.time is None], step, write=False)
+        times = {record.backend: dict(zip(map(str, record.time.rounds), record.time.samples_ms, strict=True))
+                 for record in timed if record.time is not None}
+        first = next((record.time for record in timed), None)
+        if first is not None:
+            self._keep(write=False, tick_ms=first.tick_ms or 0.0, timer=first.timer, l2=first.l2)
+        self._keep(heats=(*self.kept.heats, times), spent={
+            "race": time.perf_counter() - began, "sampling": self.execution.sampling_s - sampled})
+        return times
+
+    # ── keeping and telling ────────────────────────────────────────────────────────────────────────
+
+    def _left(self) -> list[str]:
+        return [name for name in self.kept.configs if name not in self.kept.failures]
+
+    def _group(self, step: str, names: Iterable[str]) -> PlannedGroup:
+        kept = self.kept
+        return PlannedGroup(group=f"{kept.case_id} {step}", workload=kept.workload, case=kept.case,
+                            case_id=kept.case_id, backends=tuple(names))
+
+    def _fail(self, records: Iterable[Record], step: str, *, write: bool = True) -> None:
+        lost = {record.backend: Failure(status=record.status.value, reason=record.reason or "", step=step)
+                for record in records}
+        if lost:
+            self._keep(write=write, failures={**self.kept.failures, **lost})
+
+    def _keep(self, *, write: bool = True, **fields: object) -> None:
+        self.kept = self.kept.with_(**fields)
+        if write and self.path is not None:
+            write_kept(self.kept, self.path)
+
+    def _tell(self, step: str, done: int, total: int | None = None, word: str = "") -> None:
+        self.on_progress(Progress(step, done, len(self.kept.configs) if total is None else total, word))
+
+
+def nobody_ran(kept: Kept) -> str:
+    """One line: how many configurations did not run, by reason."""
+    counted: dict[str, int] = {}
+    for name, failure in kept.failures.items():
+        reason = f"{failure.status}: {failure.reason.removeprefix(f'{name}: ').removeprefix(f'{kept.backend}: ')}"
+        alike = next((one for one in counted if one[:SAME_REASON] == reason[:SAME_REASON]), reason)
+        counted[alike] = counted.get(alike, 0) + 1
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items(), key=lambda one: -one[1])[:4])
+    return f"{kept.backend}: case={kept.case_id} is run by none of {len(kept.configs)} configurations; {reasons}"

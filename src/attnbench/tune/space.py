@@ -1,0 +1,78 @@
+"""Who takes part in a race: the configurations a backend declares for a case, and its own default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attnbench.backends.base import Backend
+from attnbench.backends.describe import Described
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.workloads.base import load_workload
+
+
+def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
+    """The backend to be tuned.
+
+    Raises:
+        UsageError: there is none of that name, or it has nothing to choose from.
+    """
+    bare = name.partition("[")[0]
+    if bare != name and bare in known:
+        raise UsageError(refusal(who, "BACKEND", name, "names one configuration already", bare,
+                                 f"{who} {bare} --configs {name[len(bare) + 1:].rstrip(']')}"))
+    if name not in known:
+        raise unknown(who, "BACKEND", name, with_a_space(known) or known)
+    if not _has_space(known[name]):
+        others = ", ".join(with_a_space(known)) or "none is installed"
+        raise UsageError(refusal(who, "BACKEND", name, "has no configurations to choose from",
+                                 f"one that has: {others}"))
+    return known[name]
+
+
+def with_a_space(known: Mapping[str, Backend]) -> list[str]:
+    """Names of the backends that have configurations for their workload's default case."""
+    return sorted(name for name, backend in known.items() if _has_space(backend))
+
+
+def space(backend: Backend, case: Any, patterns: Sequence[str], who: str) -> dict[str, Mapping[str, Any]]:
+    """Configurations of a backend for a case, by selector, the default first.
+
+    Args:
+        backend: with a space.
+        case: of its workload.
+        patterns: short forms or wildcards (``m128*``) to restrict the space to; empty: all of it.
+        who: for the message.
+
+    Returns:
+        ``{"name": {}, "name[short]": values, …}``.
+
+    Raises:
+        UsageError: no configuration for this case, or none that a pattern means.
+    """
+    values = {config.short: config.values for config in backend.configs(case)}
+    if not values:
+        raise UsageError(refusal(backend.name, "case", case.id, "has no configuration", "another shape"))
+    wanted = list(values)
+    if patterns:
+        for pattern in patterns:
+            if not any(fnmatchcase(short, pattern) for short in values):
+                raise unknown(who, "--configs", pattern, values)
+        wanted = [short for short in values if any(fnmatchcase(short, pattern) for pattern in patterns)]
+    return {backend.name: {}} | {f"{backend.name}[{short}]": dict(values[short]) for short in wanted}
+
+
+def short_of(selector: str) -> str:
+    """The short form of a selector; ``default`` for the bare name."""
+    return selector.partition("[")[2].removesuffix("]") or "default"
+
+
+def _has_space(backend: Backend) -> bool:
+    if isinstance(backend, Described):
+        return any(True for _ in backend.configs(None))
+    try:
+        case = load_workload(backend.workload).case({})
+    except UsageError:  # an entry point that does not import belongs to no workload
+        return False
+    return any(True for _ in backend.configs(case))

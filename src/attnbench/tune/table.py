@@ -1,0 +1,63 @@
+"""A race as rows: one a configuration, for CSV and JSON, failures among them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbench.stats.racing import Outcome
+from attnbench.tune.kept import Kept
+from attnbench.tune.space import short_of
+
+COLUMNS = ("backend", "config", "case", "seqlen", "ended", "stage", "ratio_to_pick", "ci_low", "ci_high", "median_ms",
+           "tflops", "samples", "reason")
+
+
+def rows(kept: Kept, outcome: Outcome) -> list[dict[str, Any]]:
+    """One row a configuration, the pick first, those that fell out last.
+
+    ``ratio_to_pick`` is its time over the pick's; ``ended`` is picked, final, cut, dropped, or the
+    status of a failure; what is not known is None.
+    """
+    common = {"backend": kept.backend, "case": kept.case_id, "seqlen": kept.case.get("seqlen")}
+    found = []
+    for one in outcome.standings:
+        tflops = None if kept.flops is None else kept.flops / one.median_ms / 1e9
+        found.append(dict.fromkeys(COLUMNS) | common | {
+            "config": short_of(one.name), "ended": one.ended, "stage": one.stage, "ratio_to_pick": one.ratio,
+            "ci_low": one.ci_low, "ci_high": one.ci_high, "median_ms": one.median_ms, "tflops": tflops,
+            "samples": one.rounds, **_flat(kept.configs[one.name])})
+    for name, failure in kept.failures.items():
+        found.append(dict.fromkeys(COLUMNS) | common | {
+            "config": short_of(name), "ended": failure.status, "reason": failure.reason, **_flat(kept.configs[name])})
+    return found
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV; fields of configurations follow the fixed columns, blank where a row has them not."""
+    fields = list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def to_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a JSON list."""
+    return json.dumps([dict(row) for row in rows], indent=1, ensure_ascii=False) + "\n"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"forward": {"warps": 8}}`` as ``{"forward.warps": 8}``; a name of our own columns is told apart."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            whole = f"{prefix}{name}"
+            flat[f"config.{whole}" if whole in COLUMNS else whole] = value
+    return flat

@@ -1,0 +1,33 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from fake_card import nvml  # noqa: F401  (a fixture of this folder)
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Workers that leave each other the cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """What the backend of tunable.py was called as, one line a session."""
+    path = tmp_path / "log"
+    path.touch()
+    monkeypatch.setenv("ATTNBENCH_TEST_LOG", str(path))
+    return path
+
+
+@pytest.fixture
+def card(nvml, monkeypatch):  # noqa: F811  (the fixture above)
+    """The fake NVML, and workers that believe in an H200 on which tunable.py has its times."""
+    monkeypatch.setattr(sys, "path", [str(FAKES / "simulated_h200"), *sys.path])
+    monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "tunable_timer.py"))
+    return nvml

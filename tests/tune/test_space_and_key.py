@@ -1,0 +1,106 @@
+"""What is raced, and what an answer holds for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from attnbench.backends.registry import all_backends
+from attnbench.record import Environment, Settings
+from attnbench.stats.racing import Rules
+from attnbench.tune.key import bucket, digest, key, source_hash
+from attnbench.tune.space import short_of, space, with_a_space
+from attnbench.workloads.base import load_workload
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "attnbench"
+HERE = Environment(os="Linux", python="3.12", torch="2.11", triton="3.6", gpu="NVIDIA H200", driver="580",
+                   power_limit_w=700.0, packages={"triton": "3.6"})
+
+
+def make_key(**changed):
+    case = load_workload("attention").case({"seqlen": 4096})
+    values = {"backend": "b", "bucket": case, "environment": HERE, "source": "abc", "configs": ["x", "y"],
+              "settings": Settings(), "rules": Rules()}
+    return digest(key(**(values | changed)))
+
+
+def test_every_shipped_space_is_found_and_starts_with_the_default():
+    known = all_backends()
+    names = with_a_space(known)
+    assert {"hstu-triton", "hstu-bsa-triton"} <= set(names)
+    for name in names:
+        backend = known[name]
+        found = space(backend, load_workload(backend.workload).case({}), (), "test")
+        selectors = list(found)
+        assert selectors[0] == name
+        assert len(selectors) == len(set(selectors)) > 1
+        assert short_of(selectors[0]) == "default"
+        assert all(f"{name}[{short_of(one)}]" == one for one in selectors[1:])
+
+
+def test_patterns_keep_the_order_of_the_space_and_the_default():
+    backend = all_backends()["hstu-bsa-triton"]
+    case = load_workload("hstu").case({})
+    every = list(space(backend, case, (), "test"))
+    some = list(space(backend, case, ("s*", "passes"), "test"))
+    assert some[0] == "hstu-bsa-triton"
+    assert some == [one for one in every if one in some]
+    assert all(short_of(one).startswith(("s", "passes")) for one in some[1:])
+
+
+@pytest.mark.parametrize(("values", "rounded"), [
+    ({"batch": 3, "seqlen": 4000}, {"batch": 4, "seqlen": 4096, "seqlen_k": 4096}),
+    ({"batch": 4, "seqlen": 4096}, {"batch": 4, "seqlen": 4096, "seqlen_k": 4096}),
+    ({"batch": 1, "seqlen": 1, "seqlen_k": 9}, {"batch": 1, "seqlen": 1, "seqlen_k": 16}),
+    ({"seqlen": 4097, "headdim": 96, "nheads": 12}, {"seqlen": 8192, "seqlen_k": 8192}),
+])
+def test_a_bucket_rounds_batch_and_lengths_up_and_nothing_else(values, rounded):
+    workload = load_workload("attention")
+    case = workload.case(values)
+    found = bucket(workload, case).to_dict()
+    assert found == case.to_dict() | rounded
+
+
+def test_every_part_of_the_question_is_in_its_key():
+    same = make_key()
+    assert make_key(configs=["y", "x"]) == same, "in whatever order"
+    others = [
+        make_key(backend="c"), make_key(source="abd"), make_key(configs=["x"]), make_key(rules=Rules(heat=8)),
+        make_key(bucket=load_workload("attention").case({"seqlen": 8192})),
+        *(make_key(settings=dataclasses.replace(Settings(), **change)) for change in (
+            {"l2": "warm"}, {"regime": "sustained"}, {"timer": "events"}, {"input": "zeros"}, {"lock_clocks": "1500"})),
+        *(make_key(environment=dataclasses.replace(HERE, **change)) for change in (
+            {"gpu": "NVIDIA H100"}, {"driver": "570"}, {"torch": "2.12"}, {"triton": "3.7"}, {"power_limit_w": 500.0},
+            {"packages": {"triton": "3.6.1"}})),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert make_key(settings=dataclasses.replace(Settings(), timeout=5.0)) == same, "patience changes no answer"
+
+
+def test_the_source_of_a_backend_is_its_adapter_its_kernels_and_their_tables(tmp_path, monkeypatch):
+    import attnbench.tune.key as module
+
+    adapter = SOURCE / "backends" / "hstu_triton.py"
+    read: list[Path] = []
+    genuine = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or genuine(self))
+    first = source_hash(adapter)
+    names = {path.name for path in read}
+    assert {"hstu_triton.py", "hstu_dense.py", "hstu_dense_forward.py", "hstu_dense_tiles.py", "hstu_dense_configs.py",
+            "hstu_dense.toml"} <= names
+    assert not {name for name in names if name.startswith("hstu_bsa")}, "what it does not use is not its source"
+    assert source_hash(adapter) == first
+
+    for changed in ("hstu_dense_tiles.py", "hstu_dense.toml"):
+        monkeypatch.setattr(Path, "read_bytes", lambda self, changed=changed: genuine(self) + (
+            b"# changed" if self.name == changed else b""))
+        assert source_hash(adapter) != first, changed
+    monkeypatch.setattr(Path, "read_bytes", genuine)
+    copy = tmp_path / "hstu_triton.py"
+    copy.write_bytes(adapter.read_bytes())
+    assert source_hash(copy) == first, "the same in another folder"
+    assert module.source_hash(tmp_path / "hstu_triton.py") == first
+    (tmp_path / "broken.py").write_text("def (")
+    assert source_hash(tmp_path / "broken.py") != first

@@ -1,0 +1,144 @@
+"""From the space to the answer on a simulated H200: compiled ahead, checked, raced, stopped and taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tunable import COUNT, FAILS
+from tunable_timer import BEST, true_ms
+
+from attnbench.errors import NothingToRun, RunFileError
+from attnbench.record import Run, Settings
+from attnbench.stats.racing import Rules
+from attnbench.suites.strangers import known_backends
+from attnbench.sweep.run import Execution
+from attnbench.tune.kept import Kept, read, write
+from attnbench.tune.run import Tuning
+from attnbench.tune.space import space
+from attnbench.tune.table import rows, to_csv
+from attnbench.workloads.base import load_workload
+
+FILE = str(Path(__file__).parents[1] / "fakes" / "tunable.py")
+SHAPE = {"batch": 1, "seqlen": 15, "nheads": 1, "headdim": 8, "causal": True, "dtype": "fp32"}
+
+
+@pytest.fixture
+def executing(card):
+    settings = Settings(device="cuda:0", timeout=60.0)
+    run = Run(id="0badcafe", suite="tune", command="attnbench tune tunable", started="2026-11-20T12:34:56Z",
+              settings=settings)
+    with Execution(run, files=[FILE]) as execution:
+        yield execution
+
+
+def begun(execution, backend="tunable", patterns=(), **rules):
+    case = load_workload("attention").case(SHAPE)
+    return Kept(key={}, backend=backend, workload="attention", case=case.to_dict(), case_id=case.id,
+                started="2026-11-20T12:34:56Z", environment=execution.environment(), settings=execution.run.settings,
+                configs=space(known_backends([FILE])[backend], case, patterns, "attnbench tune"),
+                rules=dataclasses.asdict(Rules(**rules)))
+
+
+def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(executing, log, tmp_path):
+    path, news = tmp_path / "tuning" / "race.json", []
+    tuning = Tuning(kept=begun(executing), path=path, execution=executing, files=(FILE,), jobs=2,
+                    on_progress=news.append)
+    kept = tuning.carry_out()
+    outcome = kept.outcome()
+    assert outcome.pick == f"tunable[{BEST}]"
+    assert kept.environment.gpu == "NVIDIA H200"
+    assert (kept.timer, kept.l2) == ("simulated", "cold")
+
+    found = {name.partition("[")[2].rstrip("]"): failure for name, failure in kept.failures.items()}
+    assert {name: (one.status, one.step) for name, one in found.items()} == {
+        "c40": ("failed", "compile"), "c41": ("failed", "compile"), "c42": ("crashed", "compile"),
+        "c43": ("incorrect", "check"), "c44": ("oom", "check")}, "what had no room beside others is tried again alone"
+    assert "out of resource: shared memory" in found["c40"].reason
+    assert found["c42"].reason.startswith("killed by SIGSEGV during first call")
+    assert found["c43"].reason.startswith("out: wrong values")
+
+    assert len(kept.compiled) == COUNT + 1 - 4, "the wrong one compiles"
+    assert len(kept.checked) == len(outcome.standings) == COUNT + 1 - len(FAILS)
+    for one in outcome.standings:
+        assert one.ratio == pytest.approx(true_ms(one.name), rel=0.02)
+    assert kept.seconds.compile > 0
+    assert kept.seconds.check > 0
+    assert kept.seconds.race >= kept.seconds.sampling > 0
+    assert news[0].step == "compile"
+    assert {"compile", "check", "stage 1", "final"} <= {one.step for one in news}
+    assert all(0 <= one.done <= one.total for one in news)
+    assert read(path) == kept
+    assert read(path).outcome() == outcome, "the file is the answer"
+
+    sessions = log.read_text().split()
+    assert sessions.count("c40") == 1, "what does not compile is never asked again"
+    assert sessions.count("c3") >= 3
+
+    table = rows(kept, outcome)
+    assert len(table) == COUNT + 1
+    text = to_csv(table).splitlines()
+    assert text[0] == ("backend,config,case,seqlen,ended,stage,ratio_to_pick,ci_low,ci_high,median_ms,tflops,samples,"
+                       "reason,index,tile.m,tile.n")
+    assert text[1].startswith(f"tunable,{BEST},{kept.case_id},15,picked,")
+    assert text[1].endswith(",17,64,32")
+    assert table[0]["tflops"] == pytest.approx(kept.flops / table[0]["median_ms"] / 1e9)
+    default = next(row for row in table if row["config"] == "default")
+    assert default["ratio_to_pick"] == pytest.approx(1.3, rel=0.02)
+    assert {row["config"]: row["ended"] for row in table[-5:]} == {
+        "c40": "failed", "c41": "failed", "c42": "crashed", "c43": "incorrect", "c44": "oom"}
+
+
+def test_a_race_that_was_stopped_goes_on_where_it_stopped(executing, log, tmp_path):
+    path = tmp_path / "race.json"
+    patterns = [f"c{index}" for index in range(10, 40)]
+
+    def stop_in(step):
+        def tell(news):
+            if news.step == step and news.done == 1:
+                raise KeyboardInterrupt
+        return tell
+
+    tuning = Tuning(kept=begun(executing, patterns=patterns), path=path, execution=executing, files=(FILE,),
+                    on_progress=stop_in("stage 1"))
+    with pytest.raises(KeyboardInterrupt):
+        tuning.carry_out()
+    stopped = read(path)
+    assert len(stopped.heats) == 1
+    assert stopped.outcome() is None
+    assert len(stopped.checked) == 31
+    before = log.read_text().split()
+
+    ended = Tuning(kept=stopped, path=path, execution=executing, files=(FILE,)).carry_out()
+    assert ended.heats[:1] == stopped.heats
+    assert ended.outcome().pick == f"tunable[{BEST}]"
+    after = log.read_text().split()[len(before):]
+    first = set(stopped.heats[0]) - {"tunable"}
+    some_dropped = next(name for name in first if len([one for one in ended.heats[1:] if name in one]) == 0)
+    assert some_dropped.partition("[")[2].rstrip("]") not in after, "neither checked nor raced once more"
+
+
+def test_where_nothing_runs_the_reasons_are_counted(executing):
+    tuning = Tuning(kept=begun(executing, "nothing-runs"), path=None, execution=executing, files=(FILE,))
+    with pytest.raises(NothingToRun) as caught:
+        tuning.carry_out()
+    words = str(caught.value)
+    assert words.startswith("nothing-runs: case=b1-s15-h1-d8-fp32-causal-fwd is run by none of 6 configurations; "
+                            "5 failed: RuntimeError during first call: out of resource: shared memory")
+    assert ", 1 failed: RuntimeError during first call: no default for this shape" in words
+    assert "\n" not in words
+
+
+def test_a_file_that_is_cut_short_or_strange_is_one_line(executing, tmp_path):
+    path = tmp_path / "race.json"
+    assert read(path) is None
+    write(begun(executing), path)
+    text = path.read_text()
+    for broken in (text[:100], "[]", "{}", text.replace('"schema": 1', '"schema": 99'),
+                   text.replace('"heats": []', '"heats": [{"tunable": {"0": -1.0}}]').replace(
+                       '"checked": []', '"checked": ["tunable"]')):
+        path.write_text(broken)
+        with pytest.raises(RunFileError, match=r"^tuning: path=.*race\.json .*; ") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
