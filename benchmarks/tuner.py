@@ -198,7 +198,8 @@ def summary(found: list[Trial]) -> dict[str, Any]:
 
 
 def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[str, ...] = (),
-            device: str = "auto", rules: Rules = Rules()) -> dict[str, Any]:  # noqa: B008 (frozen)
+            device: str = "auto", patterns: tuple[str, ...] = (), rules: Rules = Rules(),  # noqa: B008 (frozen)
+            ) -> dict[str, Any]:
     """The truth by sampling everyone as a finalist, then races with other seeds."""
     from attnbench.machine.devices import resolve
     from attnbench.record import Run
@@ -219,7 +220,7 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     with Execution(run, files=files) as execution:
         kept = Kept(key={}, backend=backend.name, workload=workload.name, case=case.to_dict(), case_id=case.id,
                     started=now(), environment=execution.environment(), settings=settings,
-                    configs=space(backend, case, (), "benchmarks/tuner.py"), rules=dataclasses.asdict(rules))
+                    configs=space(backend, case, patterns, "benchmarks/tuner.py"), rules=dataclasses.asdict(rules))
         tuning = Tuning(kept=kept, path=None, execution=execution, files=files,
                         jobs=0 if where == "cpu" or not backend.compiles else default_jobs())
         tuning.prepare()
@@ -262,7 +263,7 @@ def _exhaustive(tuning: Any, rules: Rules) -> tuple[dict[str, float], dict[str, 
             part = [anchor, *others[first : first + rules.heat - 1]]
             settings = dataclasses.replace(tuning.kept.settings, check=False, iterations=rules.final_rounds,
                                            warmup=rules.warmup, baseline=anchor, seed=lap)
-            records = tuning.execution.one(tuning._group(f"exhaustive {lap} {first}", part), settings)
+            records = tuning.execution.one(tuning.group(f"exhaustive {lap} {first}", part), settings)
             for record in records:
                 if record.time is None or record.speedup is None:
                     continue

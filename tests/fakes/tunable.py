@@ -8,8 +8,8 @@ from misbehaving import Misbehaving, die, log
 
 from attnbench.backends.base import Config
 
-COUNT = 48
-FAILS = {"c40": "too large", "c41": "too large", "c42": "crash", "c43": "wrong", "c44": "oom"}
+COUNT = 36
+FAILS = {"c30": "too large", "c31": "too large", "c32": "crash", "c33": "wrong", "c34": "oom"}
 
 
 class Tunable(Misbehaving):

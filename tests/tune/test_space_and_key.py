@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.backends.base import Config
 from attnbench.backends.registry import all_backends
+from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
 from attnbench.stats.racing import Rules
 from attnbench.tune.key import bucket, digest, key, source_hash
@@ -48,6 +50,16 @@ def test_patterns_keep_the_order_of_the_space_and_the_default():
     assert some[0] == "hstu-bsa-triton"
     assert some == [one for one in every if one in some]
     assert all(short_of(one).startswith(("s", "passes")) for one in some[1:])
+
+
+def test_a_short_form_may_be_one_that_the_backend_reads_without_listing_it(monkeypatch):
+    backend = all_backends()["hstu-bsa-triton"]
+    case = load_workload("hstu").case({})
+    monkeypatch.setattr(type(backend), "config_of", lambda self, short, case: Config(f"{short}-read", {"a": 1}))
+    assert list(space(backend, case, ("passes", "odd"), "test").items())[1:] == [
+        ("hstu-bsa-triton[passes]", {"schedule": "passes"}), ("hstu-bsa-triton[odd-read]", {"a": 1})]
+    with pytest.raises(UsageError, match=r"test: --configs=odd\* is not known; one of "):
+        space(backend, case, ("odd*",), "test")
 
 
 @pytest.mark.parametrize(("values", "rounded"), [

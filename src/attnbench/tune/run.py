@@ -106,7 +106,7 @@ class Tuning:
 
         began = time.perf_counter()
         try:
-            compile_ahead(self.execution.run, self._group("compile", names), self.kept.settings, self.files,
+            compile_ahead(self.execution.run, self.group("compile", names), self.kept.settings, self.files,
                           jobs=self.jobs, on_record=ended)
         finally:
             self._keep(spent={"compile": time.perf_counter() - began})
@@ -118,7 +118,7 @@ class Tuning:
             part = names[first : first + CHECKED_TOGETHER]
             self._tell("check", len(self.kept.configs) - len(names) + first)
             began = time.perf_counter()
-            records = self.execution.one(self._group("check", part), settings)
+            records = self.execution.one(self.group("check", part), settings)
             right = [record for record in records if record.status is Status.PASSED]
             flops = next((record.work.flops for record in right if record.work), self.kept.flops)
             self._fail([record for record in records if record.status is not Status.PASSED], "check", write=False)
@@ -149,7 +149,7 @@ class Tuning:
         # The sampler's orders are balanced over places; who has which place is drawn anew for every heat.
         names = random.Random(heat.seed).sample(heat.names, len(heat.names))
         began, sampled = time.perf_counter(), self.execution.sampling_s
-        records = self.execution.one(self._group(f"heat {len(kept.heats) + 1}", names), settings)
+        records = self.execution.one(self.group(f"heat {len(kept.heats) + 1}", names), settings)
         timed = [record for record in records if record.time is not None]
         self._fail([record for record in records if record.time is None], step, write=False)
         times = {record.backend: dict(zip(map(str, record.time.rounds), record.time.samples_ms, strict=True))
@@ -166,7 +166,8 @@ class Tuning:
     def _left(self) -> list[str]:
         return [name for name in self.kept.configs if name not in self.kept.failures]
 
-    def _group(self, step: str, names: Iterable[str]) -> PlannedGroup:
+    def group(self, step: str, names: Iterable[str]) -> PlannedGroup:
+        """Some of the configurations as a group of the sweep."""
         kept = self.kept
         return PlannedGroup(group=f"{kept.case_id} {step}", workload=kept.workload, case=kept.case,
                             case_id=kept.case_id, backends=tuple(names))

@@ -42,7 +42,8 @@ def space(backend: Backend, case: Any, patterns: Sequence[str], who: str) -> dic
     Args:
         backend: with a space.
         case: of its workload.
-        patterns: short forms or wildcards (``m128*``) to restrict the space to; empty: all of it.
+        patterns: short forms or wildcards (``m128*``) to restrict the space to; empty: all of it.  A short form
+            may be one that the backend reads without listing it.
         who: for the message.
 
     Returns:
@@ -54,13 +55,18 @@ def space(backend: Backend, case: Any, patterns: Sequence[str], who: str) -> dic
     values = {config.short: config.values for config in backend.configs(case)}
     if not values:
         raise UsageError(refusal(backend.name, "case", case.id, "has no configuration", "another shape"))
-    wanted = list(values)
-    if patterns:
-        for pattern in patterns:
-            if not any(fnmatchcase(short, pattern) for short in values):
-                raise unknown(who, "--configs", pattern, values)
-        wanted = [short for short in values if any(fnmatchcase(short, pattern) for pattern in patterns)]
-    return {backend.name: {}} | {f"{backend.name}[{short}]": dict(values[short]) for short in wanted}
+    wanted = list(values) if not patterns else [
+        short for short in values if any(fnmatchcase(short, pattern) for pattern in patterns)]
+    for pattern in patterns:
+        if any(fnmatchcase(short, pattern) for short in wanted):
+            continue
+        if any(letter in pattern for letter in "*?["):
+            raise unknown(who, "--configs", pattern, values)
+        # A backend may read more configurations than it lists, and says what is wrong with one it does not.
+        config = backend.config_of(pattern, case)
+        values[config.short] = config.values
+        wanted.append(config.short)
+    return {backend.name: {}} | {f"{backend.name}[{short}]": dict(values[short]) for short in dict.fromkeys(wanted)}
 
 
 def short_of(selector: str) -> str:
