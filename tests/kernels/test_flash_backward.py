@@ -119,9 +119,9 @@ def test_right_in_half_precision(kernels, name):
     held(case, inputs, run(kernels, case, inputs, config))
 
 
-@pytest.mark.parametrize("config", [f"{SMALL}-atomic-tma-fused", f"{SMALL}-r16x16w4s1-tma-ahead-fused",
-                                    f"{TALL}-r16x32w4s1-tma"])
-@pytest.mark.parametrize("lengths", ["full", "50:33"])
+@pytest.mark.parametrize(("config", "lengths"), [
+    (f"{SMALL}-atomic-tma-fused", "full"), (f"{SMALL}-r16x16w4s1-tma-ahead-fused", "full"),
+    (f"{TALL}-r16x32w4s1-tma", "50:33"), (f"{SMALL}-atomic-tma-ahead-fused", "50:33")])
 def test_right_through_tensor_descriptors(kernels, config, lengths):
     case = case_of(seqlen=50, lengths=lengths, headdim=24, causal=True, nheads=2, nheads_kv=1)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
@@ -161,7 +161,7 @@ def test_scores_far_below_zero_do_not_overflow_where_keys_end(kernels):
 
 
 def test_deterministic_sums_have_the_same_bits_twice_and_dk_dv_always(kernels):
-    case = case_of(seqlen=50, nheads=4, nheads_kv=2, causal=True)
+    case = case_of(batch=1, seqlen=40, nheads=2, nheads_kv=1, causal=True)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
     first, second = (run(kernels, case, inputs, config) for config in (f"{SMALL}-atomic", f"{SMALL}-r16x16w4s1"))
     assert torch.equal(first["dk"], second["dk"])

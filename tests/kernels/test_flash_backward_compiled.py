@@ -39,23 +39,25 @@ def jobs_of(short, item_bytes, dim, capability, *, every=False, **mask):
 
 
 def jobs_to_hold(*, oldest):
-    """The kernels of the defaults, each on the first card it is for; 256 dims of sm_90 alone, fp32 to 64.
+    """The kernels of the 16-bit defaults, each on the first card it is for; 256 dims not of sm_80.
 
     The oldest Triton is spared all but the atomics of sm_90.  A deterministic backward's column kernel is that of the
     atomics without its atomics: of 128 dims alone.
     """
     jobs = []
     for row in tuned_backward():
-        card, dim, short, half = row.get("cards", [8])[0], row["dim"], row["config"], row["item_bytes"] == 2
+        card, dim, short = row.get("cards", [8])[0], row["dim"], row["config"]
         deterministic = parse_backward(short).deterministic
-        largest = (256 if card == 9 else 128) if half else 64
-        if card == 0 or dim > largest or (deterministic and (oldest or dim == 64)) or (oldest and card != 9):
+        if card == 0 or row["item_bytes"] > 2 or (card, dim) == (8, 256) or (oldest and card != 9):
             continue
-        for job in jobs_of(short, row["item_bytes"], dim, card * 10, causal=True, every="packed" in row):
-            kernel, whole = job.label.split()[0], (card, dim) == (9, 128)
+        if deterministic and (oldest or dim == 64):
+            continue
+        wanted = ["rows"] if deterministic else ["columns"]
+        if (card, dim) == (9, 128):
             # The small kernels have no cut of their own.
-            if kernel == "rows" or whole * (not deterministic) or (kernel == "columns" and whole >= deterministic):
-                jobs.append(job)
+            wanted += ["columns"] if deterministic else ["prepare", "round"]
+        jobs += [job for job in jobs_of(short, row["item_bytes"], dim, card * 10, causal=True, every="packed" in row)
+                 if job.label.split()[0] in wanted]
     return jobs
 
 

@@ -27,6 +27,9 @@ from attnbench.kernels.flash_tiles import (
     tiles_of,
 )
 
+COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
+"""Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""
+
 
 @triton.jit
 @no_type_check
@@ -42,7 +45,7 @@ def padded_start(number, query_start, queries, PACKED: tl.constexpr, PAD: tl.con
 @no_type_check
 def begin_at(ptr, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The same number of each row of a tile for all keys, [BLOCK_N, BLOCK_M]: what a product begins at."""
-    return tl.zeros([BLOCK_N, BLOCK_M], tl.float32) + tl.load(ptr + first + tl.arange(0, BLOCK_M))[None, :]
+    return tl.broadcast_to(tl.load(ptr + first + tl.arange(0, BLOCK_M))[None, :], [BLOCK_N, BLOCK_M])
 
 
 @triton.jit
@@ -111,7 +114,7 @@ def add_part(base, desc, row, first, stride, down, k, DIM: tl.constexpr, BLOCK_M
         add_rows(base, first, first + BLOCK_M, stride, part, DIM, BLOCK_M, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_backward_columns(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, sums_ptr, stats_ptr, q_desc, dout_desc, sums_desc,
@@ -122,7 +125,7 @@ def flash_backward_columns(
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PAD: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr,
     GROUPED: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr, TMA_ADD: tl.constexpr, ORDER: tl.constexpr,
-    FUSED: tl.constexpr, PRECISION: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    FUSED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, MASKED_STAGES: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
     # Which tile of keys: the first are seen by most rows.
@@ -172,7 +175,8 @@ def flash_backward_columns(
                 scores = hide(scores, at, whole, split, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT,
                               HAS_RIGHT, False, FUSED)
                 weights = tl.exp2(scores * scale_log2)
-                for at in tl.range(first * BLOCK_M, (last - 1) * BLOCK_M, BLOCK_M, disable_licm=True):
+                for at in tl.range(first * BLOCK_M, (last - 1) * BLOCK_M, BLOCK_M, num_stages=STAGES,
+                                   disable_licm=True):
                     dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,
                                      BLOCK_M, BLOCK_V, True, TMA)
                     above = tl.dot(v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
@@ -207,7 +211,7 @@ def flash_backward_columns(
                 if ATOMIC:
                     add_part(sums_base, sums_desc, row, at, DIM, down, k, DIM, BLOCK_M, BLOCK_D, PRECISION, TMA_ADD)
         else:
-            for at in tl.range(first * BLOCK_M, last * BLOCK_M, BLOCK_M, disable_licm=True):
+            for at in tl.range(first * BLOCK_M, last * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True):
                 q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
                               True, TMA)
                 dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,

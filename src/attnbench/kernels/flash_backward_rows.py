@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash_backward_columns import padded_start
+from attnbench.kernels.flash_backward_columns import COUNTS, padded_start
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
     load_rows,
@@ -23,7 +23,7 @@ from attnbench.kernels.flash_tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_backward_prepare(
     out_ptr, dout_ptr, lse_ptr, stats_ptr, sums_ptr, cu_q_ptr, seqlen_q, out_batch, out_row, out_head, dout_batch,
@@ -75,7 +75,7 @@ def fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION: tl.cons
     return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_backward_rows(
     q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, stats_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
@@ -128,7 +128,7 @@ def flash_backward_rows(
                dq * scale, DIM, BLOCK_M, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_backward_round(
     sums_ptr, dq_ptr, cu_q_ptr, seqlen_q, dq_batch, dq_row, dq_head, scale, stats_rows, heads, tiles,
