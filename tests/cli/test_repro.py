@@ -52,6 +52,48 @@ mode = "bwd"
 """
 
 
+HSTU = """
+name = "odd-hstu"
+title = "t"
+workload = "hstu"
+backends = ["hstu-eager", "hstu-bsa-eager"]
+baseline = "hstu-eager"
+[[cases]]
+batch = 1
+seqlen = 70
+nheads = 2
+attn_dim = 16
+dtype = "fp32"
+[[cases]]
+batch = 2
+seqlen = 90
+nheads = 3
+attn_dim = 16
+linear_dim = 24
+alpha = 0.3
+scaling_seqlen = 40
+num_targets = "3:0"
+lengths = "90:33"
+block_size = 16
+block_counts = 2
+local_window = 7
+selection = "shared"
+pairs = true
+gates = false
+dtype = "fp32"
+mode = "fwd-bwd"
+[[cases]]
+batch = 1
+seqlen = 50
+nheads = 1
+attn_dim = 16
+contextual_len = 4
+max_attn_len = 9
+delta_q = 20
+dtype = "fp32"
+"""
+
+
 @pytest.fixture
 def plan_again(attnbench, monkeypatch):
     """What a line of a record plans, and what it shows of that."""
@@ -89,15 +131,18 @@ def heeded(settings):
     ("run ./odd.toml --device cpu --regime sustained", "compare", 9),
     ("run quick --device cpu --seqlen 9 --headdim 8 --backends sdpa,eager --warmup 0 --iterations 7", "compare", 4),
     ("check ./odd.toml --device cpu", "check", 12),
+    ("run ./odd-hstu.toml --device cpu", "compare", 6),
+    ("check ./odd-hstu.toml --device cpu --backends hstu-eager", "check", 5),
 ])
 def test_the_line_of_every_record_plans_that_record(attnbench, saved, plan_again, words, verb, rows):
     Path("odd.toml").write_text(SUITE)
+    Path("odd-hstu.toml").write_text(HSTU)
     assert attnbench(words).code == 0
     [path] = saved()
     run = read(path)
     assert len(run.records) == rows
     statuses = {record.status for record in run.records}
-    assert statuses == ({Status.PASSED, Status.SKIPPED} if "odd" in words else {Status.PASSED})
+    assert statuses == ({Status.PASSED, Status.SKIPPED} if rows in (6, 9, 12) else {Status.PASSED})
     for record in run.records:
         assert record.repro.startswith(f"attnbench {verb} --")
         check_again(run, record, plan_again)
@@ -125,6 +170,31 @@ def test_a_check_of_a_line_runs(attnbench, saved):
     assert answer.code == 0
     assert answer.out.splitlines()[-2:] == ["2 passed", f"written: {saved()[0]}"]
     assert {record.repro for record in read(saved()[0]).records} >= {line}
+
+
+@pytest.mark.parametrize(("words", "case", "command"), [
+    ("compare --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench compare --workload hstu --attn-dim 24"),
+    ("compare --workload hstu --seqlen 33 --device cpu", "b2-s33-h2-d32", "attnbench compare --workload hstu --seqlen 33"),
+    ("check --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench check --workload hstu --attn-dim 24"),
+    ("compare --seqlen 33 --device cpu", "b2-s33-h8-d64", "attnbench compare --seqlen 33"),
+])
+def test_a_shape_says_whose_it_is(attnbench, words, case, command):
+    answer = attnbench(f"{words} --dry-run")
+    assert answer.code == 0
+    assert case in answer.out
+    assert f"command: {command}" in answer.out
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    ("compare --workload hstx", "attnbench compare: --workload=hstx is not known; one of attention, hstu"),
+    ("compare --workload attention --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
+    ("compare --headdim 8 --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
+    ("check quick --workload hstu", "attnbench check: --workload=hstu does not go with a suite; one of the two"),
+])
+def test_a_shape_of_nobody(attnbench, words, line):
+    answer = attnbench(words)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert answer.err.startswith(line)
 
 
 def test_a_value_may_begin_with_a_minus(attnbench):

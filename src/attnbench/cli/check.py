@@ -8,6 +8,7 @@ from attnbench.cli import flags
 from attnbench.cli.carry import carry, nothing_ran
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
+from attnbench.errors import UsageError, refusal
 from attnbench.record import Run, Status
 
 DEFAULT = "quick"
@@ -18,6 +19,7 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
         f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
+    flags.add_workload(parser)
     flags.add_shape(parser, note=(
         "Each a value or a comma list; a default holds where the suite says nothing, but --mode is fwd,fwd-bwd "
         "whatever the suite says."))
@@ -44,5 +46,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Run:
-    return make_run(args, "check", suite=DEFAULT if args.suite is None else args.suite, fixed={"measure": False},
-                    axes={"mode": ("fwd", "fwd-bwd")})
+    fixed, modes = {"measure": False}, {"mode": ("fwd", "fwd-bwd")}
+    if args.suite is not None:
+        if args.workload is not None:
+            raise UsageError(refusal("attnbench check", "--workload", args.workload, "does not go with a suite",
+                                     "one of the two", f"leave out {args.suite}"))
+        return make_run(args, "check", suite=args.suite, fixed=fixed, axes=modes)
+    workload = flags.workload_of(args, "attnbench check")
+    if workload == flags.FIRST:
+        return make_run(args, "check", suite=DEFAULT, fixed=fixed, axes=modes)
+    return make_run(args, "check", suite=flags.shape_suite(workload), fixed=fixed, axes=modes, shape_of=workload)

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attnbench.cli.parser import BooleanAxis, Parser
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.suites.settings import SETTINGS
 from attnbench.workloads.base import Axis, load_workload, workload_names
 
 AXIS = "axis_"
 """Prefix of the attributes that hold shape flags, as the user wrote them."""
+
+FIRST = "attention"
+"""The workload of a shape that says no other."""
 
 CHECK_SETTINGS = ("timeout", "input", "seed", "device")
 """What a check takes of the settings: the others are about time."""
@@ -51,6 +54,35 @@ def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
     else:
         flags = [f"--{_dashed(name)}" for name in names]
         group.add_argument(*flags, dest=AXIS + axis.name, metavar="LIST", help=help_text)
+
+
+def add_workload(parser: Parser) -> None:
+    """Add the choice of a workload, for a verb that takes a shape without a suite."""
+    parser.add_argument("--workload", metavar="NAME", help=(
+        "whose shape it is, of `attnbench list workloads` (default: the one that has the shape flags given, attention "
+        "before others)"))
+
+
+def workload_of(args: argparse.Namespace, who: str) -> str:
+    """The workload that --workload names, or else the first that has every shape flag given.
+
+    Raises:
+        UsageError: there is no such workload.
+    """
+    names = list(workload_names())
+    if args.workload is not None:
+        if args.workload not in names:
+            raise unknown(who, "--workload", args.workload, names)
+        return str(args.workload)
+    given = {name.removeprefix(AXIS) for name, text in vars(args).items() if name.startswith(AXIS) and text is not None}
+    names.sort(key=lambda name: name != FIRST)
+    fitting = (name for name in names if given <= {axis.name for axis in load_workload(name).axes})
+    return next(fitting, FIRST)
+
+
+def shape_suite(workload: str) -> str:
+    """The suite of one shape of a workload: what `compare` measures where no flag says otherwise."""
+    return "compare" if workload == FIRST else f"compare-{workload}"
 
 
 def add_backends(parser: Parser, *, baseline: bool = True) -> None:

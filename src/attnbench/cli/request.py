@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.checkouts import name_checkouts
-from attnbench.cli.flags import AXIS, backend_words, selector_words
+from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
@@ -20,7 +20,7 @@ from attnbench.workloads.base import load_workload
 
 
 def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[str, Any] | None = None,
-             axes: Mapping[str, tuple[Any, ...]] | None = None) -> Run:
+             axes: Mapping[str, tuple[Any, ...]] | None = None, shape_of: str | None = None) -> Run:
     """Plan the run that the flags of a verb ask for.
 
     Args:
@@ -29,6 +29,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
         suite: name or path.
         fixed: fields of `record.Settings` that the verb decides.
         axes: values the verb has in place of a suite's, where no flag gives any.
+        shape_of: the workload that the suite stands for, where the user named none.
 
     Raises:
         AttnbenchError: anything in the request that cannot be.
@@ -56,7 +57,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
         backends=selectors, skip=tuple(selector_words("--skip", args.skip)), baseline=args.baseline,
         settings={**settings, **(fixed or {})}, files=files)
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}
-    command = _command(args, verb, suite, asked_axes)
+    command = _command(args, verb, None if shape_of else suite, asked_axes, shape_of)
     run = build(request, run_id=new_id(), command=command, started=now())
     check_settings(run)
     return run
@@ -135,10 +136,13 @@ def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
     return words
 
 
-def _command(args: argparse.Namespace, verb: str, suite: str, axes: Mapping[str, str]) -> str:
+def _command(args: argparse.Namespace, verb: str, suite: str | None, axes: Mapping[str, str],
+             shape_of: str | None) -> str:
     """The line that asks for the same run: no path of this machine, and nothing about output."""
     words = ["attnbench", verb]
-    if verb != suite:
+    if shape_of not in (None, FIRST):
+        words += ["--workload", shape_of]
+    if suite is not None:
         words.append(Path(suite).name if suite.endswith(".toml") else suite)
     for name, text in axes.items():
         flag = name.replace("_", "-")
