@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from attnbench.backends.base import Config
 from attnbench.backends.registry import all_backends
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
-from attnbench.stats.racing import Rules
+from attnbench.stats.racing import Outcome, Rules
+from attnbench.tune.kept import Kept, Seconds
 from attnbench.tune.key import bucket, digest, key, source_hash
 from attnbench.tune.space import short_of, space, with_a_space
+from attnbench.tune.words import conditions, remarks, rerun
 from attnbench.workloads.base import load_workload
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "attnbench"
@@ -116,3 +119,33 @@ def test_the_source_of_a_backend_is_its_adapter_its_kernels_and_their_tables(tmp
     assert module.source_hash(tmp_path / "hstu_triton.py") == first
     (tmp_path / "broken.py").write_text("def (")
     assert source_hash(tmp_path / "broken.py") != first
+
+
+@pytest.mark.parametrize("workload", ["attention", "hstu"])
+def test_the_line_that_measures_the_pick_again_names_both_and_the_shape(workload):
+    case = load_workload(workload).case({"seqlen": 128})
+    outcome = Outcome(pick="b[x]", standings=(), regret=0.0, close=1.0, sampled_s=0.0, exhaustive_s=0.0)
+    kept = Kept(key={}, backend="b", workload=workload, case=case.to_dict(), case_id=case.id, started="",
+                environment=HERE, settings=Settings(device="cuda:0", l2="warm"), rules={}, configs={})
+    words = shlex.split(rerun(kept, outcome, ["/somewhere/mine.py"]))
+    assert words[:2] == ["attnbench", "compare"]
+    assert words[words.index("--backends") + 1] == "b,b[x],mine.py"
+    assert words[words.index("--l2") + 1] == "warm"
+    assert [words[words.index("--seqlen") + 1], words[words.index("--device") + 1]] == ["128", "cuda:0"]
+    assert ("--workload" in words) == (workload == "hstu")
+
+
+def test_an_answer_from_another_shape_of_the_bucket_says_so():
+    outcome = Outcome(pick="b", standings=(), regret=0.0, close=1.0, sampled_s=0.5, exhaustive_s=5.0)
+    kept = Kept(key={}, backend="b", workload="attention", case={}, case_id="b4-s4096", started="2026-11-20T00:00:00Z",
+                environment=HERE, settings=Settings(device="cuda:0"), rules={}, configs={"b": {}}, timer="cupti",
+                l2="cold", compiled=("b",), seconds=Seconds(compile=3.0))
+    assert conditions(kept) == "NVIDIA H200 · torch 2.11 · triton 3.6 · timer cupti · L2 cold · burst"
+    fresh = remarks(kept, outcome, fresh=True, asked="b4-s4000")
+    assert set(fresh) == {"raced", "time"}
+    assert fresh["time"] == ("1 compiled ahead in 3.0 s, checked in 0.0 s, raced in 0.0 s; launches sampled 0.5 s, "
+                             "10 % of sampling each as often as a finalist")
+    old = remarks(kept, outcome, fresh=False, asked="b4-s4000")
+    assert old["kept"] == ("measured 2026-11-20T00:00:00Z for b4-s4096, of the same bucket of shapes; --again measures "
+                           "anew")
+    assert "bucket" not in remarks(kept, outcome, fresh=False, asked="b4-s4096")["kept"]

@@ -188,11 +188,11 @@ class _Request:
         return settings
 
     def _cases(self, kind: str) -> dict[str, Any]:
-        from attnbench.suites.load import Suite, load_suite
+        from attnbench.suites.load import Suite, load_suite, suite_names
         from attnbench.suites.plan import expand
 
-        shape = load_suite("compare", kind)
-        axes = dict(shape.axes) if shape.workload == self.workload.name else {}
+        shapes = (load_suite(name, kind) for name in suite_names() if name.startswith("compare"))
+        axes = next((dict(one.axes) for one in shapes if one.workload == self.workload.name), {})
         if kind == "cpu":  # half precision is emulated there
             axes["dtype"] = ("fp32",)
         suite = Suite(name="tune", title="", workload=self.workload.name, backends=(self.backend.name,), axes=axes)
@@ -233,7 +233,7 @@ class _Request:
         for case_id, space in self.spaces.items():
             samples = len(space) * rules.final_rounds
             output.line(f"{self.backend.name} on {self.settings.device}, {case_id}: {len(space)} configurations, the "
-                        f"default among them; about {rules.share:.0%} of {samples} samples")
+                        f"default among them; about {100 * rules.share:g} % of {samples} samples")
         output.line(f"command: {self.command()}")
 
     # ── measuring ──────────────────────────────────────────────────────────────────────────────────

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 
 from attnbench.record import PlannedGroup
 from attnbench.stats.racing import Outcome
 from attnbench.tune.kept import Kept
-from attnbench.tune.space import short_of
 from attnbench.worker.outcome import repro
-from attnbench.workloads.base import load_workload
 
 
 def conditions(kept: Kept) -> str:
@@ -19,7 +16,8 @@ def conditions(kept: Kept) -> str:
     environment = kept.environment
     words = [environment.gpu or environment.cpu, environment.torch and f"torch {environment.torch}",
              environment.triton and f"triton {environment.triton}", kept.timer and f"timer {kept.timer}",
-             kept.l2 and f"L2 {kept.l2}", kept.settings.regime]
+             kept.l2 and f"L2 {kept.l2}",
+             None if kept.settings.device == "cpu" else kept.settings.regime]
     return " · ".join(word for word in words if word)
 
 
@@ -38,7 +36,7 @@ def remarks(kept: Kept, outcome: Outcome, *, fresh: bool, asked: str) -> dict[st
         "nothing compiled ahead")
     share = outcome.sampled_s / outcome.exhaustive_s if outcome.exhaustive_s else 0.0
     time = (f"{ahead}, checked in {seconds.check:.1f} s, raced in {seconds.race:.1f} s; launches sampled "
-            f"{1e3 * outcome.sampled_s:.3g} ms, {share:.0%} of sampling each as often as a finalist")
+            f"{outcome.sampled_s:.2g} s, {100 * share:.2g} % of sampling each as often as a finalist")
     found = {"raced": raced, "time": time}
     if not fresh:
         measured = "" if asked == kept.case_id else f" for {kept.case_id}, of the same bucket of shapes"
@@ -48,14 +46,6 @@ def remarks(kept: Kept, outcome: Outcome, *, fresh: bool, asked: str) -> dict[st
 
 def rerun(kept: Kept, outcome: Outcome, files: Sequence[str]) -> str:
     """The line that measures the pick beside the default."""
-    settings = dataclasses.replace(kept.settings, baseline=kept.backend)
-    if kept.workload == "attention":
-        group = PlannedGroup(group=kept.case_id, workload=kept.workload, case=kept.case, case_id=kept.case_id,
-                             backends=(kept.backend, outcome.pick))
-        return repro(group, settings, outcome.pick, files)
-    # `compare` has the shapes of softmax attention only; a race of two is the same comparison.
-    workload = load_workload(kept.workload)
-    words = ["attnbench", "tune", kept.backend, *workload.flags(workload.case(kept.case))]
-    if outcome.pick != kept.backend:
-        words += ["--configs", short_of(outcome.pick)]
-    return shlex.join([*words, "--device", settings.device, "--again"])
+    group = PlannedGroup(group=kept.case_id, workload=kept.workload, case=kept.case, case_id=kept.case_id,
+                         backends=(kept.backend, outcome.pick))
+    return repro(group, dataclasses.replace(kept.settings, baseline=kept.backend), outcome.pick, files)
