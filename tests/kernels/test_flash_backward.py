@@ -34,7 +34,7 @@ SMALL, WIDE, TALL = "b16x16w4s1", "b16x32w4s1", "b32x16w4s1"
 CASES = {
     "plain": ({"seqlen": 50}, f"{SMALL}-atomic"),
     "causal": ({"seqlen": 65, "batch": 1, "causal": True}, f"{WIDE}-r16x32w4s1"),
-    "one-query": ({"seqlen": 1, "seqlen_k": 63, "causal": True}, f"{SMALL}-atomic-late"),
+    "one-query": ({"seqlen": 1, "seqlen_k": 63, "causal": True}, f"{SMALL}-atomic-late-beside"),
     "more-keys": ({"seqlen": 33, "seqlen_k": 65, "causal": True, "batch": 1}, f"{SMALL}-r32x16w4s1-late"),
     "more-queries": ({"seqlen": 65, "seqlen_k": 33, "causal": True, "batch": 1}, f"{TALL}-atomic-ahead"),
     "more-queries-ahead": ({"seqlen": 90, "seqlen_k": 50, "causal": True, "batch": 1}, f"{SMALL}-r16x16w4s1-ahead"),
@@ -121,7 +121,7 @@ def test_right_in_half_precision(kernels, name):
 
 @pytest.mark.parametrize(("config", "lengths"), [
     (f"{SMALL}-atomic-tma-fused", "full"), (f"{SMALL}-r16x16w4s1-tma-ahead-fused", "full"),
-    (f"{TALL}-r16x32w4s1-tma", "50:33"), (f"{SMALL}-atomic-tma-ahead-fused", "50:33")])
+    (f"{TALL}-r16x32w4s1-tma", "50:33"), (f"{SMALL}-atomic-tma-ahead-fused-beside", "50:33")])
 def test_right_through_tensor_descriptors(kernels, config, lengths):
     case = case_of(seqlen=50, lengths=lengths, headdim=24, causal=True, nheads=2, nheads_kv=1)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")

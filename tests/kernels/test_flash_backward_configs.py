@@ -15,7 +15,8 @@ H200 = (9, 0), 2, 128, 128
 CUTS = st.builds(Cut, *(st.integers(1, 512) for _ in range(4)))
 CONFIGS = st.builds(
     BackwardConfig, columns=CUTS, rows=st.none() | CUTS, loads=st.sampled_from(configs.LOADS),
-    order=st.sampled_from(configs.ORDERS), mask=st.sampled_from(configs.MASKS), masked_stages=st.integers(1, 9),
+    order=st.sampled_from(configs.ORDERS), mask=st.sampled_from(configs.MASKS),
+    add=st.sampled_from(configs.ADDS), masked_stages=st.integers(1, 9),
     registers=st.none() | st.integers(1, 255), section_mib=st.integers(1, 5000),
     precision=st.sampled_from(configs.PRECISIONS))
 
@@ -46,6 +47,7 @@ GOOD = parse_backward("b64x128w8s3-atomic-tma-fused")
     ({"registers": 128}, "registers: columns"), ({"registers": 300}, "registers: at most 300"),
     ({"precision": "tf32"}, "precision: tf32"), ({"masked_stages": 9}, "stages: masked_stages"),
     ({"columns": Cut(64, 64, 8, 2), "rows": Cut(128, 128, 4, 2)}, "registers: rows"),
+    ({"rows": Cut(64, 64, 8, 2), "add": "beside"}, "add: beside"),
     ({"columns": Cut(32, 128, 8, 2)}, "warpgroup: block_m=32"), ({"loads": "pointer"}, "mask: fused")])
 def test_what_is_left_out_says_by_which_rule(change, rule):
     assert why_not(GOOD, *H200) is None

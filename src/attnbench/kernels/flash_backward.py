@@ -129,7 +129,8 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
         problem.scale, problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], members, heads_kv,
         pairs, tiles, group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad,
         **problem.flags(), GROUPED=members > 1, ATOMIC=sums is not None, TMA=tma, TMA_ADD=tma_add, ORDER=config.order,
-        FUSED=config.mask == "fused" and tma and not problem.packed, STAGES=cut.stages,
+        FUSED=config.mask == "fused" and tma and not problem.packed,
+        BESIDE=config.add == "beside", STAGES=cut.stages,
         **config.flags(cut), **config.options(cut))
 
 

@@ -86,8 +86,9 @@ def hide(scores, at, whole, split, columns, queries, keys, shift, left, right, B
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, whole, split, columns, queries, keys, shift,
               left, right, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-              MASKED: tl.constexpr, FUSED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of rows into dK and dV of the tile of keys; gives dSᵀ too."""
+              MASKED: tl.constexpr, FUSED: tl.constexpr, EARLY: tl.constexpr, ATOMIC: tl.constexpr,
+              BESIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of rows into dK and dV of the tile of keys; gives the tile's part of dQ too, where ATOMIC."""
     scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
     if EARLY:
         # dO Vᵀ is there when the exponentials are: dS is worked out beside the product with dO.
@@ -99,19 +100,25 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, whole, sp
     if not EARLY:
         above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
     down = (weights * above).to(q.dtype)
-    return tl.dot(down, q, dk, input_precision=PRECISION), dv, down
+    part = down  # a value in any case, as the compiler wants
+    if ATOMIC and BESIDE:
+        # Before dK, beside whose product it is then added to memory.
+        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    dk = tl.dot(down, q, dk, input_precision=PRECISION)
+    if ATOMIC and not BESIDE:
+        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+    return dk, dv, part
 
 
 @triton.jit
 @no_type_check
-def add_part(base, desc, row, first, stride, down, k, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-             PRECISION: tl.constexpr, TMA: tl.constexpr):
+def add_part(base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+             TMA: tl.constexpr):
     """Add dS K of a tile to the fp32 sums; rows past the sequence's end have room there, and add zeros."""
-    part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
     if TMA:
         desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
     else:
-        add_rows(base, first, first + BLOCK_M, stride, part, DIM, BLOCK_M, BLOCK_D)
+        add_rows(base, first, first + BLOCK_M, DIM, part, DIM, BLOCK_M, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -125,7 +132,8 @@ def flash_backward_columns(
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PAD: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr,
     GROUPED: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr, TMA_ADD: tl.constexpr, ORDER: tl.constexpr,
-    FUSED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    FUSED: tl.constexpr, BESIDE: tl.constexpr, STAGES: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
     # Which tile of keys: the first are seen by most rows.
@@ -183,6 +191,8 @@ def flash_backward_columns(
                                    input_precision=PRECISION)
                     dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
                     down = (weights * above).to(dout.dtype)
+                    if ATOMIC and BESIDE:
+                        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
                     following = at + BLOCK_M
                     ahead = load_tile(q_base, q_desc, batch, query_start, following, head, queries, q_row, DIM,
                                       BLOCK_M, BLOCK_D, True, TMA)
@@ -197,7 +207,9 @@ def flash_backward_columns(
                                   HAS_LEFT, HAS_RIGHT, False, FUSED)
                     weights = tl.exp2(scores * scale_log2)
                     if ATOMIC:
-                        add_part(sums_base, sums_desc, row, at, DIM, down, k, DIM, BLOCK_M, BLOCK_D, PRECISION, TMA_ADD)
+                        if not BESIDE:
+                            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+                        add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
                 at = (last - 1) * BLOCK_M
                 q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
                               True, TMA)
@@ -209,19 +221,21 @@ def flash_backward_columns(
                 down = (weights * above).to(dout.dtype)
                 dk = tl.dot(down, q, dk, input_precision=PRECISION)
                 if ATOMIC:
-                    add_part(sums_base, sums_desc, row, at, DIM, down, k, DIM, BLOCK_M, BLOCK_D, PRECISION, TMA_ADD)
+                    part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+                    add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
         else:
             for at in tl.range(first * BLOCK_M, last * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True):
                 q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
                               True, TMA)
                 dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,
                                  BLOCK_M, BLOCK_V, True, TMA)
-                dk, dv, down = fold_rows(
+                dk, dv, part = fold_rows(
                     dk, dv, q, dout, k, v, begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
                     begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), scale_log2, at, whole, split, columns, queries, keys,
-                    shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, False, FUSED, ORDER == "early", PRECISION)
+                    shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, False, FUSED, ORDER == "early", ATOMIC,
+                    BESIDE, PRECISION)
                 if ATOMIC:
-                    add_part(sums_base, sums_desc, row, at, DIM, down, k, DIM, BLOCK_M, BLOCK_D, PRECISION, TMA_ADD)
+                    add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
         for index in tl.range(0, 0 if FUSED else whole - begin + end - split, num_stages=MASKED_STAGES,
                               disable_licm=True):
             at = masked_tile(index, begin, whole, split) * BLOCK_M
@@ -234,12 +248,13 @@ def flash_backward_columns(
                 own = (at + tl.arange(0, BLOCK_M) < queries)[:, None]
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
-            dk, dv, down = fold_rows(
+            dk, dv, part = fold_rows(
                 dk, dv, q, dout, k, v, begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
                 begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), scale_log2, at, whole, split, columns, queries, keys, shift,
-                left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, True, False, ORDER == "early", PRECISION)
+                left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, True, False, ORDER == "early", ATOMIC, BESIDE,
+                PRECISION)
             if ATOMIC:
-                add_part(sums_base, sums_desc, row, at, DIM, down, k, DIM, BLOCK_M, BLOCK_D, PRECISION, TMA_ADD)
+                add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
     store_rows(rows_from(dk_ptr, batch, key_start, head_kv, dk_batch, dk_row, dk_head), start, keys, dk_row,
                dk * scale, DIM, BLOCK_N, BLOCK_D)
     store_rows(rows_from(dv_ptr, batch, key_start, head_kv, dv_batch, dv_row, dv_head), start, keys, dv_row, dv,

@@ -22,12 +22,13 @@ __all__ = ["BackwardConfig", "Cut", "backward_config", "backward_space", "parse_
 ORDERS = ("early", "late", "ahead")
 LOADS = ("pointer", "tma")
 MASKS = ("apart", "fused")
+ADDS = ("last", "beside")
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 SECTION_MIB = 24
 _TABLE = Path(__file__).with_name("flash_backward.toml")
 _CUT = r"(\d+)x(\d+)w(\d+)s(\d+)"
-_SHORT = re.compile(rf"b{_CUT}-(?:atomic|r{_CUT})(-tma)?(?:-(late|ahead))?(-fused)?(?:-m(\d+))?(?:-g(\d+))?(?:-l(\d+))?"
-                    rf"(?:-(tf32x3|tf32))?", re.ASCII)
+_SHORT = re.compile(rf"b{_CUT}-(?:atomic|r{_CUT})(-tma)?(?:-(late|ahead))?(-fused)?(-beside)?"
+                    r"(?:-m(\d+))?(?:-g(\d+))?(?:-l(\d+))?(?:-(tf32x3|tf32))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class BackwardConfig:
     "dO Vᵀ early, before the exponentials, or late; ahead: the scores of the next tile before dK of this one"
     mask: str = "apart"
     "of columns; apart: masked tiles in a loop of their own; fused: in the one loop (only of dense tensors by tma)"
+    add: str = "last"
+    "when atomics add a part of dQ; beside: it is worked out before dK, and added beside that product"
     masked_stages: int = 1
     "tiles in flight among those that the mask cuts; more of them are more registers"
     registers: int | None = None
@@ -79,7 +82,7 @@ class BackwardConfig:
         """The one word; what is as `BackwardConfig` has it by default is left out."""
         words = [f"b{self.columns}", "atomic" if self.rows is None else f"r{self.rows}"]
         words += ["tma"] * (self.loads == "tma") + [self.order] * (self.order != "early")
-        words += ["fused"] * (self.mask == "fused")
+        words += ["fused"] * (self.mask == "fused") + ["beside"] * (self.add == "beside")
         words += [f"m{self.masked_stages}"] * (self.masked_stages != 1)
         words += [f"g{self.registers}"] * (self.registers is not None)
         words += [f"l{self.section_mib}"] * (self.section_mib != SECTION_MIB)
@@ -114,13 +117,14 @@ def parse_backward(text: str) -> BackwardConfig:
         values: dict[str, Any] = {
             "columns": _cut(part[:4]), "rows": _cut(part[4:8]), "loads": "tma" if part[8] else "pointer",
             "order": part[9] or "early", "mask": "fused" if part[10] else "apart",
-            "masked_stages": int(part[11] or 1), "registers": int(part[12]) if part[12] else None,
-            "section_mib": int(part[13] or SECTION_MIB), "precision": part[14] or "ieee"}
+            "add": "beside" if part[11] else "last", "masked_stages": int(part[12] or 1),
+            "registers": int(part[13]) if part[13] else None, "section_mib": int(part[14] or SECTION_MIB),
+            "precision": part[15] or "ieee"}
         config = BackwardConfig(**values)
         if config.short == text:
             return config
-    raise ValueError("bMxNwWsS-atomic or bMxNwWsS-rMxNwWsS, then any of -tma, -late or -ahead, -fused, -mSTAGES, "
-                     "-gREGISTERS, -lMIB, -tf32x3 or -tf32, in this order")
+    raise ValueError("bMxNwWsS-atomic or bMxNwWsS-rMxNwWsS, then any of -tma, -late or -ahead, -fused, -beside, "
+                     "-mSTAGES, -gREGISTERS, -lMIB, -tf32x3 or -tf32, in this order")
 
 
 def _cut(numbers: tuple[str | None, ...]) -> Cut | None:
@@ -147,6 +151,8 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
         return "tma: sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
         return "mask: fused takes whole tiles by tma"
+    if config.add == "beside" and config.deterministic:
+        return "add: beside is of atomics"
     if (config.precision != "ieee") and item_bytes == 2:
         return f"precision: {config.precision} is of fp32 products"
     if config.registers is not None and not 32 <= config.registers <= 255:
@@ -200,8 +206,8 @@ def backward_space(
     default = backward_config(capability, item_bytes, max(dim, dim_v), deterministic=deterministic)
     cuts = [Cut(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = LOADS if capability[0] not in range(1, 9) else LOADS[:1]
-    found = [replace(default, columns=cut, order=order, loads=load, mask=mask)
-             for cut, order, load, mask in product(cuts, ORDERS, loads, MASKS)]
+    found = [replace(default, columns=cut, order=order, loads=load, mask=mask, add=add)
+             for cut, order, load, mask, add in product(cuts, ORDERS, loads, MASKS, ADDS)]
     found += [replace(default, masked_stages=2), *(replace(default, section_mib=mib) for mib in (8, 1000))]
     if deterministic:
         found += [replace(default, rows=cut) for cut in cuts]
