@@ -71,6 +71,12 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version):
     assert not {job.label: wrong for job, short, dim in made if (wrong := faults(job, short, dim, found[job.label]))}
 
 
+def test_nothing_is_compiled_anew_for_another_batch_head_or_window():
+    counted = {"lse_batch", "lse_head", "left", "right", "heads", "pairs", "tiles", "group"}
+    params = {param.name: param for param in flash_forward.flash_forward.params}
+    assert all(params[name].do_not_specialize for name in counted)
+
+
 def test_every_card_precision_dim_and_length_has_a_default():
     for major in (0, 8, 9, 10, 12):
         for item_bytes in (2, 4):

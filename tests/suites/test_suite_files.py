@@ -51,8 +51,8 @@ def test_a_shipped_suite_is_sound(name, device):
 
 
 def test_the_shipped_suites_are_those_the_documents_name():
-    assert suite_names() == ["compare", "flash-sweep", "hstu-bsa-long", "hstu-bsa", "hstu-dense", "minimal", "overhead",
-                             "quick", "scenarios"]
+    assert suite_names() == ["compare-hstu", "compare", "flash-sweep", "flash", "hstu-bsa-long", "hstu-bsa",
+                             "hstu-dense", "minimal", "overhead", "quick", "scenarios"]
     assert case_names() == ["gpt2-small", "gpt3-large", "bert-base", "bert-large", "context-8k", "context-16k",
                             "batch-inference"]
 
@@ -89,6 +89,16 @@ def test_the_sweep_of_seed_001():
     assert shapes == [(512, 16), (1024, 16), (2048, 16), (4096, 16), (8192, 8), (16384, 4)]
     assert {case.nheads for case in cases(suite).values()} == {16}
     assert (suite.settings["warmup"], suite.settings["iterations"], suite.settings["l2"]) == (10, 64, "cold")
+
+
+def test_the_flash_suite_has_ours_beside_the_references_at_as_many_tokens_and_columns_in_every_case():
+    suite = load_suite("flash", "cuda")
+    assert suite.backends == ("flash-triton", "sdpa-cudnn", "sdpa-flash", "fa3-fwd")
+    found = cases(suite).values()
+    assert {one.batch * one.seqlen for one in found} == {16384}
+    assert {one.nheads * one.headdim for one in found} == {2048}
+    assert {(one.headdim, one.causal) for one in found} == {(dim, causal) for dim in (64, 128, 256)
+                                                            for causal in (False, True)}
 
 
 def test_the_configurations_of_seed_000():

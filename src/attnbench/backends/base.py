@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.errors import Unavailable
+from attnbench.errors import Unavailable, UsageError, refusal, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,6 +145,20 @@ class Backend(ABC):
     def configs(self, case: Any) -> Iterable[Config]:
         """Configurations `tune` and `list configs` may try."""
         return ()
+
+    def config_of(self, short: str, case: Any) -> Config:
+        """The configuration a short form names for this case; one of `configs`, unless a backend reads more of them.
+
+        Raises:
+            UsageError: there is none; the message says what there is.
+        """
+        there = {config.short: config for config in self.configs(case)}
+        if not there:
+            wrong = "asks for a configuration"
+            raise UsageError(refusal("backends", "name", f"{self.name}[{short}]", wrong, f"{self.name} has none"))
+        if short not in there:
+            raise unknown(self.name, "config", short, there)
+        return there[short]
 
     def version(self) -> str | None:
         """Version of the library, without importing it."""

@@ -119,12 +119,7 @@ def resolve(selector: str, case: Any = None, *, files: Sequence[str] = ()) -> Ba
         raise unknown("backends", "name", name, backends)
     if short is None:
         return backends[name]
-    configs = {config.short: config for config in backends[name].configs(case)}
-    if not configs:
-        raise UsageError(refusal("backends", "name", selector, "asks for a configuration", f"{name} has none"))
-    if short not in configs:
-        raise unknown(name, "config", short, configs)
-    return type(backends[name])(configs[short])
+    return type(backends[name])(backends[name].config_of(short, case))
 
 
 def split_selectors(text: str) -> list[str]:

@@ -18,10 +18,12 @@ Rows = list[dict[str, Any]]
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("what", metavar="WHAT", help=f"one of {', '.join(LISTS)}")
+    parser.add_argument("names", nargs="?", metavar="NAMES", help="the same as --backends NAMES")
     parser.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
         "only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"))
     parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
-    parser.example("attnbench list backends", "attnbench list suites", "attnbench list backends --json -")
+    parser.example("attnbench list backends", "attnbench list suites", "attnbench list backends --json -",
+                   "attnbench list configs flash-triton")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what not in LISTS:
         raise unknown("attnbench list", "what", args.what, LISTS)
+    if args.names is not None:
+        args.backends = [*(args.backends or []), args.names]
     if args.backends and args.what not in ("backends", "configs"):
         wrong = f"does not narrow the list of {args.what}"
         accepted = "list backends, list configs"

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
+COUNTS = ("lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles", "group")
+"Numbers of a call that no code is compiled anew for; of lengths one asks only whether 16 divides them."
 
 
 @triton.jit
@@ -89,9 +91,13 @@ def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
 def hide(scores, rows, at, tile, whole, split, keys, shift, left, right, HAS_LEFT: tl.constexpr,
          HAS_RIGHT: tl.constexpr, FUSED: tl.constexpr, BLOCK_N: tl.constexpr):
     """Scores of a tile with the hidden ones at -∞, where the tile is one that some row does not see whole."""
-    if FUSED:  # noqa: SIM102 (compiled in or not; the next is asked at run time)
-        if (tile < whole) | (tile >= split):
-            see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    if FUSED:
+        cut = tile >= split
+        if HAS_LEFT:
+            cut |= tile < whole
+        if cut:
+            # Counted from the tile's first key: sums of its place and each column would fill registers.
+            see = sees(rows, tl.arange(0, BLOCK_N)[None, :], keys - at, shift - at, left, right, HAS_LEFT, HAS_RIGHT)
             scores = tl.where(see, scores, float("-inf"))
     return scores
 
@@ -179,10 +185,11 @@ def attend_rows(
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
             for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
                 at = masked_tile(index, begin, whole, split) * BLOCK_N
+                # Keys of the next sequence may come along: their scores are hidden, whatever they are.
                 k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
-                              False, TMA_ENDS)
+                              False, TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(scores, rows[:, None], at, 0, 1, 1, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True,
+                scores = hide(scores, rows[:, None], at, 0, 0, 0, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True,
                               BLOCK_N)
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
                 v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V,
@@ -199,7 +206,7 @@ def attend_rows(
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,

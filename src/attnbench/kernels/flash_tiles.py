@@ -48,10 +48,9 @@ def rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride):
 @no_type_check
 def sees(rows, columns, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """The mask of a tile, broadcast over rows and keys in either order; keys past the sequence's end are hidden."""
-    end = keys
+    see = columns < keys
     if HAS_RIGHT:
-        end = tl.minimum(rows + (shift + right + 1), keys)  # one comparison an element instead of two
-    see = columns < end
+        see &= columns <= rows + (shift + right)
     if HAS_LEFT:
         see &= columns >= rows + (shift - left)
     return see

@@ -222,11 +222,16 @@ def _check_configs(backends: Iterable[str], known: Mapping[str, Backend], cases:
         name, short = parse_selector(selector)
         if short is None or isinstance(known[name], Described):
             continue
-        there = {config.short for case in cases.values() for config in known[name].configs(case)}
-        if not there:
-            raise UsageError(refusal("backends", "name", selector, "asks for a configuration", f"{name} has none"))
-        if short not in there:
-            raise unknown(name, "config", short, there)
+        refused: UsageError | None = None
+        for case in cases.values():
+            try:
+                known[name].config_of(short, case)
+                break
+            except UsageError as why:
+                refused = refused or why
+        else:
+            if refused is not None:
+                raise refused
 
 
 def _one(request: Request, selector: str, known: Mapping[str, Backend], kind: str) -> str:

@@ -1,0 +1,168 @@
+"""Our FlashAttention beside cuDNN, FlashAttention 2 and 3, interleaved in one group a shape: the rows of suite flash.
+
+Forward, then backward, each row a line: useful TFLOP/s of ours and of each peer, ours over it within rounds with the
+interval of the peer that the bar names, and what the bar says.
+
+    python benchmarks/flash.py --out benchmarks/results/flash-h200.json
+    python benchmarks/flash.py --modes fwd --headdim 128 --seqlen 4096 --out /tmp/flash.json
+    python benchmarks/flash.py --device cpu --ours sdpa-flash --peers eager --modes fwd --out /tmp/cpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import attnbench
+from attnbench.record import Record, Run, Status
+from attnbench.stats.ratio import paired_ratio
+from attnbench.store.runfile import write
+
+CUDNN, FA2, FA3 = "sdpa-cudnn", "sdpa-flash", "fa3-fwd"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a row has to reach, and what is aimed at: ratios of our speed to a peer's, all of them."""
+
+    least: Mapping[str, float]
+    aim: Mapping[str, float]
+
+
+def bar_of(mode: str, headdim: int, seqlen: int) -> Bar:
+    """The bar of a row: cuDNN at length and FlashAttention 2 below; of 256 dims 0.9 of the better, backward of 128."""
+    if mode != "fwd":
+        return Bar({FA2: 1.3, CUDNN: 0.8} if seqlen >= 4096 and headdim == 128 else {}, {CUDNN: 1.0})
+    if headdim == 256:
+        return Bar({CUDNN: 0.9, FA3: 0.9, FA2: 0.9 if seqlen >= 4096 else 1.0}, {FA3: 1.0})
+    if seqlen >= 4096:
+        return Bar({CUDNN: 1.0}, {FA3: 1.0})
+    return Bar({FA2: 1.0}, {CUDNN: 1.0})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape and mode as it came out."""
+
+    headdim: int
+    seqlen: int
+    causal: bool
+    mode: str
+    ours: float | None
+    "TFLOP/s"
+    peers: Mapping[str, tuple[float, float, float | None, float | None]]
+    "by name: TFLOP/s, ratio of ours to it and its interval"
+    lost: tuple[str, ...]
+    "what did not pass, and why"
+
+    @property
+    def verdict(self) -> str:
+        """The row against its bar, of the peers that were measured."""
+        bar = bar_of(self.mode, self.headdim, self.seqlen)
+        if self.ours is None:
+            return "not measured"
+        reached = [self._reached(part) for part in (bar.least, bar.aim)]
+        if reached[0] is False:
+            return "BELOW THE BAR"
+        return "aim reached" if reached[1] else "bar reached" if reached[0] else "no bar measured"
+
+    def _reached(self, part: Mapping[str, float]) -> bool | None:
+        found = [self.peers[peer][1] >= ratio for peer, ratio in part.items() if peer in self.peers]
+        return all(found) if found else None
+
+
+def ratio_of(peer: Record, ours: Record) -> tuple[float, float | None, float | None]:
+    """The peer's time over ours within rounds, and its interval."""
+    rounds = [dict(zip(one.time.rounds, one.time.samples_ms, strict=True)) for one in (peer, ours) if one.time]
+    found = paired_ratio(*rounds)
+    return found.ratio, found.ci_low, found.ci_high
+
+
+def row_of(records: Iterable[Record], ours: str) -> Row:
+    """A group of one case."""
+    records = list(records)
+    case = records[0].case
+    passed = {one.backend: one for one in records if one.status is Status.PASSED and one.time and one.rate}
+    mine = passed.pop(ours, None)
+    peers = {name: (one.rate.tflops or 0.0, *ratio_of(one, mine)) for name, one in passed.items()
+             if mine is not None and one.rate}
+    lost = tuple(f"{one.backend}: {one.status.value}: {one.reason}" for one in records
+                 if one.status is not Status.PASSED)
+    return Row(case["headdim"], case["seqlen"], case["causal"], case["mode"],
+               mine.rate.tflops if mine and mine.rate else None, peers, lost)
+
+
+def rows_of(run: Run, ours: str) -> list[Row]:
+    """Every group of a run."""
+    groups: dict[str, list[Record]] = {}
+    for record in run.records:
+        groups.setdefault(record.group, []).append(record)
+    return [row_of(records, ours) for records in groups.values()]
+
+
+def lines_of(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
+    """A short table: a line a row; of each peer its TFLOP/s and ours over it."""
+    columns = "".join(f"{peer[-14:]:>15} {'ratio':>6}" for peer in peers)
+    lines = [f"{'D':>4} {'S':>6} {'mask':6} {'mode':8} {'ours':>6}{columns}"]
+    for row in rows:
+        line = (f"{row.headdim:4} {row.seqlen:6} {'causal' if row.causal else 'full':6} {row.mode:8} "
+                f"{_number(row.ours):>6}")
+        for peer in peers:
+            tflops, ratio, *_ = row.peers.get(peer, (None, None))
+            line += f"{_number(tflops):>15} {'' if ratio is None else f'{ratio:.3f}':>6}"
+        lines.append(f"{line}  {row.verdict}")
+        bar = bar_of(row.mode, row.headdim, row.seqlen).least
+        lines += [f"     {peer}: {row.peers[peer][1]:.3f} [{low:.3f}, {high:.3f}], wanted {bar[peer]}"
+                  for peer in bar if peer in row.peers for low, high in [row.peers[peer][2:]]
+                  if row.peers[peer][1] < bar[peer] and low is not None and high is not None]
+        lines += [f"     {one}" for one in row.lost]
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--suite", default="flash")
+    parser.add_argument("--ours", default="flash-triton", help="a selector: flash-triton[SHORT] is one configuration")
+    parser.add_argument("--peers", default=f"{CUDNN},{FA2},{FA3}", help="comma list; the first is the baseline")
+    parser.add_argument("--modes", default="fwd,bwd")
+    parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
+    parser.add_argument("--headdim", default="", help="comma list out of the suite's")
+    parser.add_argument("--max-seconds", type=float, default=None)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write one run file with all modes."""
+    args = arguments_of(arguments)
+    peers = args.peers.split(",")
+    whole, rows = None, []
+    axes: dict[str, Any] = {name: [int(value) for value in given.split(",")] for name, given in
+                            (("seqlen", args.seqlen), ("headdim", args.headdim)) if given}
+    for mode in args.modes.split(","):
+        result = attnbench.run(args.suite, device=args.device, axes=axes | {"mode": mode}, baseline=peers[0],
+                               backends=[args.ours, *peers], max_seconds=args.max_seconds)
+        found = rows_of(result.run, args.ours)
+        print("\n".join(lines_of(found, peers)), flush=True)
+        rows += found
+        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
+                                                         plan=(*whole.plan, *result.run.plan))
+        if args.out != Path("/dev/null"):
+            write(whole, args.out)  # after each mode: what is measured is kept
+    print(f"\n{len(rows)} rows, {sum(row.verdict.endswith('reached') for row in rows)} at their bar or over, "
+          f"{sum(row.verdict == 'aim reached' for row in rows)} at their aim")
+    return 1 if any(row.verdict == "BELOW THE BAR" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

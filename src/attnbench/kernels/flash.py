@@ -1,0 +1,112 @@
+"""Softmax attention, forward and backward, for autograd and for callers with own buffers.
+
+    S = c Q Kᵀ        P = softmax(S, hidden keys at -∞)        O = P V
+    dV = Pᵀ dO        dS = c P ∘ (dO Vᵀ - rowsum(dO ∘ O))       dQ = dS K        dK = dSᵀ Q
+
+(Dao 2023, arXiv:2307.08691.)  `flash_problem` says what is masked.  The truth these kernels are held against is
+`attnbench.workloads.attention.oracle`.  The forward keeps lse, the logarithm of each row's sum, for the backward.
+
+Letters: B sequences, H query heads, G KV heads, Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq and Tk rows
+of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any strides but the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.flash_backward import launch_backward, workspace_of
+from attnbench.kernels.flash_backward_configs import BackwardConfig, backward_config
+from attnbench.kernels.flash_configs import ForwardConfig, forward_config
+from attnbench.kernels.flash_forward import launch_forward
+from attnbench.kernels.flash_problem import Problem, check_values, lse_shape, problem_of
+
+__all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
+           "flash_attention", "launch_backward", "launch_forward", "lse_shape", "problem_of", "workspace_of"]
+
+
+def default_forward(q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    """Tuned default for these tensors on their card."""
+    return forward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]), problem.max_seqlen_k,
+                          masked=problem.left is not None or problem.right is not None, packed=problem.packed)
+
+
+def default_backward(q: Tensor, v: Tensor, *, deterministic: bool = False) -> BackwardConfig:
+    """Tuned default for these tensors on their card."""
+    return backward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]),
+                           deterministic=deterministic)
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (0, 0)
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
+                backward: BackwardConfig) -> tuple[Tensor, Tensor]:
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+        lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            launch_forward(q, k, v, out, lse, problem, forward)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.problem, ctx.config = problem, backward
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        with torch.cuda.device_of(q):
+            workspace = workspace_of(q, ctx.problem, ctx.config)
+            launch_backward(q, k, v, out, dout, lse, dq, dk, dv, ctx.problem, ctx.config, workspace)
+        return dq, dk, dv, None, None, None
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
+    scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, deterministic: bool = False,
+    forward: ForwardConfig | None = None, backward: BackwardConfig | None = None, validate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attend, differentiably; see the letters above.
+
+    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+
+    Args:
+        q: [B, Sq, H, D], or packed [Tq, H, D].
+        k: [B, Sk, G, D], or packed [Tk, G, D].
+        v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
+        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
+        window: keys to the left and right of that position, -1 unbounded.
+        scale: of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1].
+        cu_seqlens_k: the same of the keys; None: those of the queries.
+        max_seqlen_q: at least the most queries of a sequence, needed where packed.
+        max_seqlen_k: the same of the keys; None: max_seqlen_q.
+        deterministic: of the backward: the same bits each time; the forward always is.
+        forward: cut of the kernel; None: the tuned default.
+        backward: cut of the kernels; None: the tuned default.
+        validate: look into the offsets too, and wait for the device.
+
+    Returns:
+        out, shaped as q with Dv columns, contiguous; and lse, fp32 [B, H, Sq] or packed [1, H, Tq], -∞ for a query
+        that sees no key, whose out is 0.  Gradients go through out alone.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale, cu_seqlens_q=cu_seqlens_q,
+                         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    if validate:
+        check_values(problem, q, k)
+    forward = forward or default_forward(q, v, problem)
+    backward = backward or default_backward(q, v, deterministic=deterministic)
+    out, lse = _FlashAttention.apply(q, k, v, problem, forward, backward)
+    return out, lse

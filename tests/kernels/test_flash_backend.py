@@ -1,0 +1,167 @@
+"""``flash-triton``: right in the interpreter through the seam, its configurations by name, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.backends.base import Budget, Machine
+from attnbench.backends.flash_triton import split
+from attnbench.backends.registry import all_backends, resolve
+from attnbench.check.examine import examine
+from attnbench.check.reference import References
+from attnbench.cli import main
+from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention.inputs import make_inputs
+
+from .interpreter import interpreted
+
+HOPPER, AMPERE = Machine("cuda", (9, 0)), Machine("cuda", (8, 0))
+
+
+def case_of(**values):
+    small = {"batch": 2, "seqlen": 40, "nheads": 2, "headdim": 16, "dtype": "fp16", "mode": "fwd"}
+    return WORKLOAD.case(small | values)
+
+
+def make(case, seed=1):
+    return make_inputs(case, seed=seed, kind="normal", device="cpu")
+
+
+@pytest.mark.parametrize(("selector", "values"), [
+    ("flash-triton", {"causal": True, "nheads_kv": 1, "seqlen_k": 51}),
+    ("flash-triton[m64n64w4s1-ahead-fused]", {"window": (9, 3), "lengths": "40:17"}),
+    ("flash-triton", {"causal": True, "mode": "fwd-bwd"}),
+])
+def test_right_through_the_seam(selector, values):
+    pytest.importorskip("triton")
+    case = case_of(**values)
+    backend, inputs = resolve(selector, case), [make(case, seed) for seed in (1, 2)]
+    with interpreted(), backend.session(case, inputs[0]) as launch:
+        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="softmax", budget=Budget())
+        assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, ())
+        assert launch.capturable
+        config = selector.partition("[")[2].rstrip("]") or "m32n32w4s1"
+        assert launch.notes[0] == f"forward {config}"
+        assert len(launch.notes) == 1 + case.has_backward
+
+
+def test_it_wants_a_forward_first_and_allocates_nothing_in_a_call():
+    pytest.importorskip("triton")
+    case = case_of(mode="fwd-bwd", batch=1)
+    with interpreted(), all_backends()["flash-triton"].session(case, make(case)) as launch:
+        for early in (launch.backward, launch.outputs):
+            with pytest.raises(WorkerError, match="before forward"):
+                early()
+        launch.call("fwd-bwd")()
+        places = {name: tensor.data_ptr() for name, tensor in launch.outputs().items()}
+        launch.call("fwd-bwd")()
+        assert {name: tensor.data_ptr() for name, tensor in launch.outputs().items()} == places
+        assert set(places) == {"out", "dq", "dk", "dv"}
+
+
+def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_validates():
+    pytest.importorskip("triton")
+    with interpreted("attnbench.kernels.flash") as (kernels,):
+        fused = torch.randn(2, 33, 2, 48, requires_grad=True)
+        q, k, v = fused.split(16, dim=3)
+        out, lse = kernels.flash_attention(q, k, v, causal=True)
+        (grad,) = torch.autograd.grad(out.sum(), fused)
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+        torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), fused)[0], rtol=1e-3, atol=1e-4)
+        assert lse.shape == (2, 2, 33)
+        assert not lse.requires_grad
+        packed = fused.detach().flatten(0, 1).split(16, dim=2)
+        offsets = torch.tensor([0, 33, 66], dtype=torch.int32)
+        alone, _ = kernels.flash_attention(*packed, causal=True, cu_seqlens_q=offsets, max_seqlen_q=33, validate=True)
+        torch.testing.assert_close(alone, out.detach().flatten(0, 1))
+        with pytest.raises(ValueError, match=r"flash_attention: max_seqlen_q=20 is under the rows"):
+            kernels.flash_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=20, validate=True)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"q": torch.zeros(1, 3, 2, 16, dtype=torch.float64)}, r"q\.dtype=torch\.float64 is not supported; bfloat16"),
+    ({"q": torch.zeros(3, 2, 16)}, r"q\.shape=\(3, 2, 16\) does not fit; \[sequences, rows, heads, dims\]"),
+    ({"k": torch.zeros(1, 3, 2, 8)}, r"k\.shape\[-1\]=8 does not fit; 16, q's dims"),
+    ({"k": torch.zeros(1, 3, 3, 16), "v": torch.zeros(1, 3, 3, 16)}, r"k\.shape\[-2\]=3 does not divide the 2 heads"),
+    ({"v": torch.zeros(1, 4, 2, 16)}, r"v\.shape=\(1, 4, 2\) does not fit; \(1, 3, 2\), k's rows and heads"),
+    ({"q": torch.zeros(1, 3, 2, 257)}, r"q\.shape=\(1, 3, 2, 257\) has too many dims or none; 1 to 256"),
+    ({"window": (3,)}, r"window=\(3,\) is not a window; \(left, right\)"),
+    ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
+    ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
+    ({"cu_seqlens_q": torch.zeros(2)}, r"q\.shape=\(1, 3, 2, 16\) does not fit; .*packed"),
+])
+def test_wrong_arguments_are_answered_in_one_line(change, said):
+    pytest.importorskip("triton")
+    from attnbench.kernels.flash_problem import problem_of
+
+    x = torch.zeros(1, 3, 2, 16)
+    given = {"q": x, "k": x, "v": x} | change
+    with pytest.raises(ValueError, match=f"^flash_attention: {said}"):
+        problem_of(**given)
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_every_configuration_is_read_back_and_runs_on_the_card_it_is_for(mode):
+    case = case_of(mode=mode, headdim=128, seqlen=4096, causal=True, dtype="bf16")
+    backend = all_backends()["flash-triton"]
+    shorts = [config.short for config in backend.configs(case)]
+    assert len(shorts) == len(set(shorts)) >= (150 if mode == "fwd" else 50)
+    for short in shorts:
+        resolve(f"flash-triton[{short}]", case).check(case, HOPPER)
+
+
+def test_a_configuration_is_of_the_forward_or_the_backward_or_both():
+    assert split("m64n64w4s2") == ("m64n64w4s2", None)
+    assert split("b64x64w4s2-atomic") == (None, "b64x64w4s2-atomic")
+    assert split("m64n64w4s2+b64x64w4s2-atomic") == ("m64n64w4s2", "b64x64w4s2-atomic")
+    case = case_of(mode="fwd-bwd", headdim=64)
+    resolve("flash-triton[m64n64w4s2+b64x64w4s2-atomic]", case).check(case, HOPPER)
+    with pytest.raises(UsageError, match="is of the backward, which mode=fwd has not"):
+        resolve("flash-triton[b64x64w4s2-atomic]", case_of())
+
+
+@pytest.mark.parametrize(("short", "said"), [
+    ("m128n128w8s4-tma", "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
+                         "the nearest valid one is m128n128w8s3-tma$"),
+    ("m128n128w8s2-tma-ahed", "has the word ahed; one of tma, .*the nearest valid one is m128n128w8s2-tma-ahead$"),
+    ("fast", "is not a short form; such as m128n128w8s3-tma-ahead; the nearest valid one is m"),
+])
+def test_an_invalid_configuration_is_answered_with_what_is_wrong_and_the_nearest(short, said, capsys):
+    command = ["run", "quick", "--device", "cpu", "--headdim", "128", "--seqlen", "1024", "--no-save", "--backends"]
+    assert main([*command, f"flash-triton[{short}]"]) == 2
+    answer = capsys.readouterr().err.strip()
+    assert "\n" not in answer
+    with pytest.raises(UsageError, match=f"flash-triton: config={short} {said}"):
+        resolve(f"flash-triton[{short}]", case_of(headdim=128, seqlen=1024))
+
+
+def test_configurations_are_listed_by_name(capsys):
+    assert main(["list", "configs", "flash-triton"]) == 0
+    listed = capsys.readouterr().out
+    assert "flash-triton[m128n128w8s2-tma-ahead-fused]" in listed
+    assert "block_m" in listed
+
+
+def test_it_refuses_what_it_does_not_take():
+    backend, case = all_backends()["flash-triton"], case_of()
+    backend.check(case_of(causal=True, window=(5, 0), nheads_kv=1, headdim=96, headdim_v=40, mode="fwd-bwd"), AMPERE)
+    for values, said in (({"headdim": 257}, "headdim=257 is too large; at most 256"),
+                         ({"dtype": "fp32"}, "dtype=fp32 is not supported; one of fp16, bf16")):
+        with pytest.raises(Unsupported, match=f"flash-triton: {said}"):
+            backend.check(case_of(**values), HOPPER)
+    with pytest.raises(Unsupported, match=r"compute capability=7\.5 is too old; at least 8\.0"):
+        backend.check(case, Machine("cuda", (7, 5)))
+    with pytest.raises(Unsupported, match="device=cpu is not supported"):
+        backend.check(case, Machine("cpu"))
+    with pytest.raises(Unsupported, match="is not valid, tma: it loads by TMA, which sm_80 has not; pointer loads"):
+        resolve("flash-triton[m64n64w4s2-tma]", case_of(seqlen=64)).check(case_of(seqlen=64), AMPERE)
+
+
+def test_it_asks_for_triton(monkeypatch):
+    monkeypatch.setattr("attnbench.backends.flash_triton.module_exists", lambda name: False)
+    with pytest.raises(Unavailable, match="flash-triton: module=triton is not installed"):
+        all_backends()["flash-triton"].probe()
