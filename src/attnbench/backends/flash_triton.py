@@ -84,7 +84,8 @@ class FlashTriton(DenseBackend):
             shape = _shape(case, capability)
             try:
                 config = parse(forward)
-                found = fault(config, shape)
+                # Of a precision that is refused anyway there is no more to say.
+                found = fault(config, shape) if case.dtype in self.limits.dtypes else None
             except ValueError as why:
                 raise self._refusal(forward, str(why), nearest(forward, shape)) from None
             if found is not None:
