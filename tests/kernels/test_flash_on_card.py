@@ -1,0 +1,102 @@
+"""What only a card can show of the flash forward: each mask by tensor maps, each configuration, graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, resolve
+from attnbench.check.examine import examine
+from attnbench.check.reference import References
+from attnbench.errors import Unsupported
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention.inputs import make_inputs
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "one": {"seqlen": 1, "seqlen_k": 1000, "causal": True},
+    "odd": {"seqlen": 127, "seqlen_k": 1000, "causal": True},
+    "full": {"seqlen": 1000},
+    "rows-without-keys": {"seqlen": 1000, "seqlen_k": 129, "causal": True},
+    "window": {"seqlen": 1000, "window": (200, 30)},
+    "window-causal": {"seqlen": 1000, "window": (63, 0), "causal": True},
+    "grouped": {"seqlen": 1000, "nheads": 8, "nheads_kv": 2, "causal": True},
+    "packed": {"batch": 4, "seqlen": 1000, "lengths": "1000:129:1:63", "causal": True},
+    "packed-keys": {"batch": 3, "seqlen": 500, "seqlen_k": 1000, "lengths": "500/129:1/1000:63/63", "nheads_kv": 1},
+}
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 2, "seqlen": 1000, "nheads": 4, "headdim": 128, "dtype": "bf16", "mode": "fwd"}
+                         | values)
+
+
+def make(case, seed=1):
+    return make_inputs(case, seed=seed, kind="normal", device="cuda")
+
+
+def wrong_with(selector, case):
+    """What is wrong with the outputs, or nothing."""
+    backend, inputs = resolve(selector, case), [make(case, seed) for seed in (1, 2)]
+    backend.check(case, Machine("cuda", torch.cuda.get_device_capability()))
+    references = References(WORKLOAD, case, *inputs)
+    with backend.session(case, inputs[0]) as launch:
+        outcome = examine(launch, references, variant="softmax", budget=backend.budget(case))
+    return [] if outcome.ok else [f"{selector} {case.id}: {outcome.reason}"]
+
+
+@pytest.mark.parametrize("dim", [32, 40, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("name", CASES)
+def test_the_default_is_right_for_every_mask(name, dim):
+    dtype = "fp16" if dim in (40, 128) else "bf16"
+    assert not wrong_with("flash-triton", case_of(headdim=dim, dtype=dtype, **CASES[name]))
+
+
+@pytest.mark.parametrize("name", ["window", "odd", "packed"])
+def test_every_configuration_is_right_or_does_not_fit_the_card(name):
+    case, wrong, ran = case_of(**CASES[name]), [], 0
+    for config in all_backends()["flash-triton"].configs(case):
+        try:
+            wrong += wrong_with(f"flash-triton[{config.short}]", case)
+        except Unsupported:
+            continue
+        except Exception as error:
+            # Triton's own word for too much shared memory or too many registers.
+            if type(error).__name__ != "OutOfResources":
+                raise
+            continue
+        ran += 1
+    assert not wrong, "\n".join(wrong)
+    assert ran > 20
+
+
+def test_a_call_is_captured_in_a_graph_and_has_the_same_bits_on_new_values():
+    case = case_of(causal=True)
+    first, second = make(case), make(case, seed=2)
+    with resolve("flash-triton", case).session(case, first) as launch:
+        launch.forward()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch.forward()
+        launch.reload(second)
+        launch.forward()
+        want = launch.outputs()["out"].clone()
+        launch.outputs()["out"].fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(launch.outputs()["out"], want)
+
+
+def test_nan_reaches_the_output_by_either_exponential():
+    for short in ("m128n64w8s2", "m128n64w8s2-mix"):
+        case = case_of(seqlen=256)
+        inputs = make(case)
+        inputs.q[0, 3] = torch.nan
+        with resolve(f"flash-triton[{short}]", case).session(case, inputs) as launch:
+            launch.forward()
+            out = launch.outputs()["out"]
+        assert not out[0, 3].isfinite().any(), short
+        assert out[0, 4:].isfinite().all(), short
