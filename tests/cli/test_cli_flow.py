@@ -257,7 +257,7 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert missing["version"] is None
     assert not any("{" in f"{row['install']}{row['reason']}" for row in rows)
     assert missing["reason"]
-    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:2] == ["compare", "flash-sweep"]
+    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:2] == ["compare-hstu", "compare"]
     assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == ["attention", "hstu"]
     assert "wall" in [row["name"] for row in json.loads(attnbench("list timers --json -").out)]
     assert "seed-001" in [row["name"] for row in json.loads(attnbench("list layouts --json -").out)]

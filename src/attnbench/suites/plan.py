@@ -175,8 +175,8 @@ def _listed(suite: Suite, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[dict
         if not kept:
             there = dict.fromkeys(str(case.values[name]) for case in chosen)
             given = ",".join(str(value) for value in values)
-            todo = "`attnbench compare` takes any shape" if suite.workload == "attention" else (
-                "a suite file of your own takes any shape")
+            which = "" if suite.workload == "attention" else f" --workload {suite.workload}"
+            todo = f"`attnbench compare{which}` takes any shape"
             raise UsageError(refusal(suite.who, name, given, "selects none of its cases", f"one of {', '.join(there)}",
                                      todo))
         chosen = kept
