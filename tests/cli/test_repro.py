@@ -174,7 +174,8 @@ def test_a_check_of_a_line_runs(attnbench, saved):
 
 @pytest.mark.parametrize(("words", "case", "command"), [
     ("compare --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench compare --workload hstu --attn-dim 24"),
-    ("compare --workload hstu --seqlen 33 --device cpu", "b2-s33-h2-d32", "attnbench compare --workload hstu --seqlen 33"),
+    ("compare --workload hstu --seqlen 33 --device cpu", "b2-s33-h2-d32",
+     "attnbench compare --workload hstu --seqlen 33"),
     ("check --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench check --workload hstu --attn-dim 24"),
     ("compare --seqlen 33 --device cpu", "b2-s33-h8-d64", "attnbench compare --seqlen 33"),
 ])

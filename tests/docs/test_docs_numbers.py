@@ -31,10 +31,11 @@ EXPLAINED = {
         f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN", f"{100 * RESOLUTION:g} %": "stats.ratio.RESOLUTION"},
     "docs/comparing.md": {
         "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",
-        f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN", f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE"},
+        f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN",
+        f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE"},
     "docs/tuning.md": {
-        "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.racing.CLOSE", f"{100 * Rules().risk:g} %": "stats.racing.Rules",
-        f"{100 * Rules().share:g} %": "stats.racing.Rules"},
+        "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.racing.CLOSE",
+        f"{100 * Rules().risk:g} %": "stats.racing.Rules", f"{100 * Rules().share:g} %": "stats.racing.Rules"},
     "docs/migrating.md": dict.fromkeys(("0.15x", "312 TFLOP/s", "1 ms", "2 ms", "8 ms", "30 ms", "90 %", "80 %", "70 %",
                                         "3x", "2x"), SEED),
     "docs/run-file.md": {"0.1 ns": "digits kept of a sample, store/runfile.py"},
