@@ -211,3 +211,11 @@ def test_a_run_with_a_seed_layout_has_our_tables_too():
 def test_what_steers_a_terminal_is_shown_as_a_question_mark():
     run = make_run([make_lost(make_case(), "a", Status.FAILED, "\x1b[2Jgone\x07")])
     assert "?[2Jgone?" in printed(run)
+
+
+def test_a_configuration_is_named_once_whether_or_not_the_backend_carries_it():
+    plain = make_record(make_case(), "flex", tflops=100.0, config="bm128")
+    lost = dataclasses.replace(make_lost(make_case(), "flex[bm64]", Status.FAILED, "no"), config="bm64")
+    text = printed(make_run([plain, lost]))
+    assert text.count("flex[bm128]") == text.count("flex[bm64]") == 1
+    assert "][" not in text

@@ -173,3 +173,11 @@ def test_peak_memory_holds_the_outputs_and_nothing_of_others(carried_out, monkey
     monkeypatch.setattr(group, "peak", lambda call, device: Peak(workspace, workspace + unused))
     memory = carried_out("honest")["honest"].memory
     assert memory == Memory(peak_allocated_mb=12 + 4 + 2, peak_reserved_mb=12 + 4 + 2 + 7)
+
+
+def test_a_configuration_that_this_case_lacks_is_skipped_with_the_reason(carried_out):
+    found = carried_out("honest", "has-configurations[fast]", "has-configurations[slow]")
+    assert found["has-configurations[fast]"].status is Status.PASSED
+    record = found["has-configurations[slow]"]
+    assert (record.status, record.config) == (Status.SKIPPED, None)
+    assert record.reason == "has-configurations: config=slow is not known; one of fast"

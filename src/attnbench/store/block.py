@@ -77,4 +77,5 @@ def said(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
 
 def backend_name(record: Record) -> str:
     """``flex[bm128]``: the backend, with its configuration where it has one."""
-    return f"{record.backend}[{record.config}]" if record.config else record.backend
+    name, config = record.backend, f"[{record.config}]" if record.config else ""
+    return name if name.endswith(config) else name + config

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from attnbench.backends.base import Backend, Launch
+from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.globals import GlobalState
-from attnbench.errors import Unavailable, UsageError
+from attnbench.errors import Unavailable, Unsupported, UsageError
 from attnbench.measure.timer import Untimed
 from attnbench.worker.blame import Word
 from attnbench.worker.outcome import RecordBuilder
@@ -72,3 +74,17 @@ def globals_kept(builders: Sequence[RecordBuilder], words: str = "") -> Iterator
         notes = [words + note for note in before.restore()]
         for builder in builders:
             builder.note(*notes)
+
+
+def backend_for(selector: str, case: Any, files: Sequence[str]) -> Backend:
+    """The backend that a selector of the plan names.
+
+    Raises:
+        Unsupported: this case has no such configuration; others of the run may.
+    """
+    # A file may do anything when it is imported: only its own backends are to suffer for it.
+    shipped = parse_selector(selector)[0] in all_backends()
+    try:
+        return resolve(selector, case, files=() if shipped else files)
+    except UsageError as why:
+        raise Unsupported(str(why)) from None

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Machine
-from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.globals import GlobalState
 from attnbench.check.reference import References
@@ -23,7 +22,7 @@ from attnbench.measure.times import to_time
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
-from attnbench.worker.entry import Entry, globals_kept, guilty_of
+from attnbench.worker.entry import Entry, backend_for, globals_kept, guilty_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.protocol import TURN
@@ -92,9 +91,7 @@ class GroupRun:
         builder = RecordBuilder(
             self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files)
         try:
-            # A file may do anything when it is imported: only its own backends are to suffer for it.
-            shipped = parse_selector(name)[0] in all_backends()
-            backend = resolve(name, self.case, files=() if shipped else self.files)
+            backend = backend_for(name, self.case, self.files)
             builder.of(backend)
             if self.machine.device not in backend.devices:
                 wanted = " and ".join(backend.devices)
