@@ -217,5 +217,6 @@ def test_a_configuration_is_named_once_whether_or_not_the_backend_carries_it():
     plain = make_record(make_case(), "flex", tflops=100.0, config="bm128")
     lost = dataclasses.replace(make_lost(make_case(), "flex[bm64]", Status.FAILED, "no"), config="bm64")
     text = printed(make_run([plain, lost]))
-    assert text.count("flex[bm128]") == text.count("flex[bm64]") == 1
+    assert line_of(text, "flex[bm128]")
+    assert " ".join(line_of(text, "failed")) == "failed flex[bm64] no"
     assert "][" not in text
