@@ -106,7 +106,7 @@ MISTAKES = [
     ("import ./nope.csv", 2, r"import: path=nope\.csv does not exist; .*"),
     ("import ./file.txt", 2, r"import: path=\S*file\.txt is of no known layout; a file of layout seed-000, .*"),
     ("run hstu-bsa --block-size 48", 2,
-     r"suite hstu-bsa: block_size=48 selects none of its cases; one of 16, 32; a suite file of your own .*"),
+     r"suite hstu-bsa: block_size=48 selects none of its cases; one of 16, 32; `attnbench compare --workload hstu` .*"),
     ("check hstu-bsa-long --block-size 48", 2, r"hstu: block_size=48 is no power of two; a power of two such as 32"),
     ("check hstu-bsa-long --block-counts 64", 2, r"hstu: block_counts=64 is over the 8 blocks of 32 in seqlen=256; .*"),
     ("check hstu-bsa-long --num-targets 2000", 2, r"hstu: num_targets=2000 is over the 256 rows that seqlen=256 .*"),
