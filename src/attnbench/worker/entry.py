@@ -81,10 +81,14 @@ def backend_for(selector: str, case: Any, files: Sequence[str]) -> Backend:
 
     Raises:
         Unsupported: this case has no such configuration; others of the run may.
+        UsageError: a file does not import any more.
     """
+    name, short = parse_selector(selector)
     # A file may do anything when it is imported: only its own backends are to suffer for it.
-    shipped = parse_selector(selector)[0] in all_backends()
+    chosen = () if name in all_backends() else files
+    if short is None or name not in all_backends(chosen):
+        return resolve(selector, case, files=chosen)
     try:
-        return resolve(selector, case, files=() if shipped else files)
+        return resolve(selector, case, files=chosen)
     except UsageError as why:
         raise Unsupported(str(why)) from None
