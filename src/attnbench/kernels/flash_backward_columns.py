@@ -15,17 +15,14 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash_tiles import (
-    add_rows,
-    load_rows,
     load_tile,
     masked_tile,
     rows_from,
     rows_of_keys,
-    section_of,
     sequence,
-    store_rows,
     tiles_of,
 )
+from attnbench.kernels.rows import add_rows, load_rows, section_of, store_rows
 
 COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
 """Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""

@@ -11,16 +11,14 @@ import triton.language as tl
 from attnbench.kernels.flash_backward_columns import COUNTS, padded_start
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
-    load_rows,
     load_tile,
     masked_tile,
     rows_from,
-    section_of,
     sees,
     sequence,
-    store_rows,
     tiles_of,
 )
+from attnbench.kernels.rows import load_rows, section_of, store_rows
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -22,16 +22,14 @@ import triton.language as tl
 from attnbench.kernels.flash_problem import blocks_of, descriptor, group_of, strides_of, takes_tma
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
-    load_rows,
     load_tile,
     masked_tile,
     rows_from,
-    section_of,
     sees,
     sequence,
-    store_rows,
     tiles_of,
 )
+from attnbench.kernels.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,10 +16,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_dense_tiles import add_rows, load_rows, section_of, store_rows
-
-__all__ = ["add_rows", "keys_of_rows", "load_rows", "load_tile", "masked_tile", "rows_from", "rows_of_keys",
-           "section_of", "sees", "sequence", "store_rows", "tiles_of"]
+from attnbench.kernels.rows import load_rows
 
 
 @triton.jit

@@ -33,7 +33,8 @@ from attnbench.kernels.hstu_bsa_tiles import (
     scatter_rows,
     standing,
 )
-from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu
+from attnbench.kernels.hstu_dense_tiles import sequence, silu
+from attnbench.kernels.rows import load_rows
 
 
 @triton.jit

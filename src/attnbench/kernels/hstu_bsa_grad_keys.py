@@ -29,7 +29,8 @@ from attnbench.kernels.hstu_bsa_tiles import (
     scatter_rows,
     standing,
 )
-from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu_and_slope, store_rows
+from attnbench.kernels.hstu_dense_tiles import sequence, silu_and_slope
+from attnbench.kernels.rows import load_rows, store_rows
 
 
 @triton.jit

@@ -25,7 +25,8 @@ from attnbench.kernels.hstu_bsa_tiles import (
     scatter_rows,
     standing,
 )
-from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu_and_slope
+from attnbench.kernels.hstu_dense_tiles import sequence, silu_and_slope
+from attnbench.kernels.rows import load_rows
 
 
 @triton.jit

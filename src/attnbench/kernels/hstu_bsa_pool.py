@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import COUNTS
-from attnbench.kernels.hstu_dense_tiles import load_rows, sequence
+from attnbench.kernels.hstu_dense_tiles import sequence
+from attnbench.kernels.rows import load_rows
 
 
 @triton.jit

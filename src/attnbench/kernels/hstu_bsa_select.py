@@ -18,7 +18,8 @@ import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import COUNTS, complete_seen, gate_of, gather_rows, standing
 from attnbench.kernels.hstu_bsa_topk import empty_list, fold_tile, keys_of, least, store_blocks
-from attnbench.kernels.hstu_dense_tiles import load_rows, sequence, silu, store_rows
+from attnbench.kernels.hstu_dense_tiles import sequence, silu
+from attnbench.kernels.rows import load_rows, store_rows
 
 
 @triton.jit

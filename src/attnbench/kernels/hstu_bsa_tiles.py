@@ -5,7 +5,7 @@ A sequence of n keys is ``[history | targets]``, `seen` = n - T history rows cut
 are its last rows.  A history row stands at its position t, a target at t = seen; its local block is the one t is
 in, a target's the last.  Compressed blocks it sees: min((t + 1) // BS, seen // BS).
 
-The files hstu_bsa_*.py belong together and take SiLU, row loads and a sequence's bounds from hstu_dense_tiles.py.
+The files hstu_bsa_*.py belong together and take SiLU and a sequence's bounds from hstu_dense_tiles.py.
 """
 
 from __future__ import annotations

@@ -20,18 +20,15 @@ import triton.language as tl
 from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
 from attnbench.kernels.hstu_dense_tiles import (
     COUNTS,
-    add_rows,
-    load_rows,
     load_whole,
     masked_tile,
     rows_of_keys,
-    section_of,
     sees,
     sequence,
     silu_and_slope,
-    store_rows,
     tiles_of_rows,
 )
+from attnbench.kernels.rows import add_rows, load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,16 +18,14 @@ import triton.language as tl
 from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
 from attnbench.kernels.hstu_dense_tiles import (
     COUNTS,
-    load_rows,
     load_whole,
     masked_tile,
-    section_of,
     sees,
     sequence,
     silu,
-    store_rows,
     tiles_of_rows,
 )
+from attnbench.kernels.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the dense HSTU kernels are made of: a sequence's shape, ranges of tiles, loads, the mask, SiLU.
+"""What the dense HSTU kernels are made of: a sequence's shape, ranges of tiles, whole loads, the mask, SiLU.
 
 A sequence of n keys is ``[prefix | history | targets]``: C prefix rows, `seen` = n - T rows before the T
 targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  For the
@@ -19,18 +19,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.rows import load_rows
+
 COUNTS = ("contextual_len", "group", "heads", "pairs", "rows", "tiles", "window")
 """Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew."""
-
-
-@triton.jit
-@no_type_check
-def section_of(program, tiles, pairs, group):
-    """Tile number, longest first, and pair of a program: sections of `group` pairs, each through all tiles."""
-    section = program // (tiles * group)
-    within = program - section * (tiles * group)
-    wide = tl.minimum(group, pairs - section * group)
-    return within // wide, section * group + within % wide
 
 
 @triton.jit
@@ -187,24 +179,6 @@ def masked_tile(index, begin, whole, split, end, own, HAS_TARGETS: tl.constexpr,
 
 @triton.jit
 @no_type_check
-def load_rows(base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
-              WHOLE: tl.constexpr):
-    """A tile [BLOCK, BLOCK_DIM] of rows from `first`, zeros from row `count` on (never looked at if WHOLE)."""
-    at = tl.arange(0, BLOCK)
-    dims = tl.arange(0, BLOCK_DIM)
-    where = (base + tl.cast(first, tl.int64) * stride) + (at[:, None] * stride + dims[None, :])
-    if WHOLE:
-        if DIM == BLOCK_DIM:
-            return tl.load(where)
-        return tl.load(where, mask=dims[None, :] < DIM, other=0.0)
-    mask = (first + at < count)[:, None]
-    if DIM != BLOCK_DIM:
-        mask = mask & (dims[None, :] < DIM)
-    return tl.load(where, mask=mask, other=0.0)
-
-
-@triton.jit
-@no_type_check
 def load_whole(base, desc, first, packed, head, stride, DIM: tl.constexpr, BLOCK: tl.constexpr,
                BLOCK_DIM: tl.constexpr, TMA: tl.constexpr):
     """A tile whose rows all belong to the sequence that begins at row `packed`."""
@@ -212,32 +186,6 @@ def load_whole(base, desc, first, packed, head, stride, DIM: tl.constexpr, BLOCK
         tile = desc.load([tl.cast(packed + first, tl.int32), tl.cast(head, tl.int32), 0])
         return tile.reshape(BLOCK, BLOCK_DIM)
     return load_rows(base, first, 0, stride, DIM, BLOCK, BLOCK_DIM, True)
-
-
-@triton.jit
-@no_type_check
-def store_rows(base, first, count, stride, tile, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Store the rows of a tile [BLOCK, BLOCK_DIM] that are before row `count`."""
-    at = tl.arange(0, BLOCK)
-    dims = tl.arange(0, BLOCK_DIM)
-    where = (base + tl.cast(first, tl.int64) * stride) + (at[:, None] * stride + dims[None, :])
-    mask = (first + at < count)[:, None]
-    if DIM != BLOCK_DIM:
-        mask = mask & (dims[None, :] < DIM)
-    tl.store(where, tile.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-@no_type_check
-def add_rows(base, first, count, stride, tile, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Add the rows of a tile [BLOCK, BLOCK_DIM] that are before row `count`, by atomics."""
-    at = tl.arange(0, BLOCK)
-    dims = tl.arange(0, BLOCK_DIM)
-    where = (base + tl.cast(first, tl.int64) * stride) + (at[:, None] * stride + dims[None, :])
-    mask = (first + at < count)[:, None]
-    if DIM != BLOCK_DIM:
-        mask = mask & (dims[None, :] < DIM)
-    tl.atomic_add(where, tile, mask=mask, sem="relaxed")
 
 
 @triton.jit

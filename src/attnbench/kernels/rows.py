@@ -1,0 +1,61 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Rows in and out, and the order of programs: what the kernels of every family are made of."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def section_of(program, tiles, pairs, group):
+    """Tile number, longest first, and pair of a program: sections of `group` pairs, each through all tiles."""
+    section = program // (tiles * group)
+    within = program - section * (tiles * group)
+    wide = tl.minimum(group, pairs - section * group)
+    return within // wide, section * group + within % wide
+
+
+@triton.jit
+@no_type_check
+def load_rows(base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
+              WHOLE: tl.constexpr):
+    """A tile [BLOCK, BLOCK_DIM] of rows from `first`, zeros from row `count` on (never looked at if WHOLE)."""
+    where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
+    if not WHOLE:
+        return tl.load(where, mask=mask, other=0.0)
+    if DIM == BLOCK_DIM:
+        return tl.load(where)
+    return tl.load(where, mask=(tl.arange(0, BLOCK_DIM) < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def place_of(base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Where the elements of a tile of rows from `first` lie, and which of them there are before row `count`."""
+    at = tl.arange(0, BLOCK)
+    dims = tl.arange(0, BLOCK_DIM)
+    where = (base + tl.cast(first, tl.int64) * stride) + (at[:, None] * stride + dims[None, :])
+    mask = (first + at < count)[:, None]
+    if DIM != BLOCK_DIM:
+        mask = mask & (dims[None, :] < DIM)
+    return where, mask
+
+
+@triton.jit
+@no_type_check
+def store_rows(base, first, count, stride, tile, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Store the rows of a tile [BLOCK, BLOCK_DIM] that are before row `count`."""
+    where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
+    tl.store(where, tile.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+@no_type_check
+def add_rows(base, first, count, stride, tile, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Add the rows of a tile [BLOCK, BLOCK_DIM] that are before row `count`, by atomics."""
+    where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
+    tl.atomic_add(where, tile, mask=mask, sem="relaxed")
