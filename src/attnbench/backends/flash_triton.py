@@ -6,13 +6,14 @@ A configuration is the forward's (``m128n128w8s3-tma-ahead``), the backward's (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine, module_exists
+from attnbench.backends.buffers import Buffers
 from attnbench.backends.dense import DenseBackend, Limits
-from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError, refusal
+from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,7 +141,7 @@ def _shape(case: Any, capability: tuple[int, int]) -> Shape:
                  seqlen_k=case.seqlen_k, packed=case.packed, capability=capability)
 
 
-class _Session:
+class _Session(Buffers):
     """Buffers of one session."""
 
     def __init__(self, case: Any, inputs: Any, short: str) -> None:
@@ -150,7 +151,8 @@ class _Session:
         from attnbench.kernels.flash_backward_configs import parse_backward
         from attnbench.kernels.flash_configs import parse
 
-        self.case, self.own = case, {name: x.detach().clone() for name, x in inputs.tensors().items()}
+        super().__init__(inputs)
+        self.case = case
         q, k, v = self.own["q"], self.own["k"], self.own["v"]
         packed = {name: self.own[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if case.packed}
         packed |= {name: getattr(inputs, name) for name in ("max_seqlen_q", "max_seqlen_k") if case.packed}
@@ -165,7 +167,6 @@ class _Session:
         if case.has_backward:
             self.grads = {f"d{name}": torch.empty_like(self.own[name]) for name in ("q", "k", "v")}
             self.workspace = kernels.workspace_of(q, self.problem, self.backward_config)
-        self.ran = self.ran_back = False
 
     def launch(self) -> Launch:
         trains = self.case.has_backward
@@ -174,29 +175,21 @@ class _Session:
         return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,
                       reload=self.load, notes=tuple(notes[self.case.mode == "bwd":]))
 
-    def forward(self) -> None:
+    def run_forward(self) -> None:
         from attnbench.kernels.flash_forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.lse, self.problem, self.config)
-        self.ran = True
 
-    def backward(self) -> None:
+    def run_backward(self) -> None:
         from attnbench.kernels.flash_backward import launch_backward
 
-        if not self.ran:
-            raise WorkerError("launch: backward was called before forward")
         own, (dq, dk, dv) = self.own, self.grads.values()
         launch_backward(own["q"], own["k"], own["v"], self.out, own["dout"], self.lse, dq, dk, dv, self.problem,
                         self.backward_config, self.workspace)
-        self.ran_back = True
 
-    def outputs(self) -> dict[str, Tensor]:
-        if not self.ran:
-            raise WorkerError("launch: outputs were asked for before forward")
-        return {"out": self.out} | (self.grads if self.ran_back else {})
+    def results(self) -> Mapping[str, Tensor]:
+        return {"out": self.out}
 
-    def load(self, inputs: Any) -> None:
-        self.ran = self.ran_back = False
-        for name, x in inputs.tensors().items():
-            self.own[name].copy_(x)
+    def gradients(self) -> Mapping[str, Tensor]:
+        return self.grads

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine
+from attnbench.backends.buffers import Buffers
 from attnbench.backends.hstu import OurTriton
-from attnbench.errors import Unsupported, WorkerError, refusal
+from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +72,7 @@ _NARROW = ((32, 32, 4, 96), (64, 32, 4, 96), (128, 64, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 
-class _Session:
+class _Session(Buffers):
     """Buffers of one session."""
 
     def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
@@ -81,8 +82,8 @@ class _Session:
 
         from attnbench.kernels import hstu_bsa as kernels
 
+        super().__init__(inputs)
         self.case = case
-        self.own = {name: x.detach().clone() for name, x in inputs.tensors().items()}
         own, cached = self.own, case.delta_q is not None
         tensors = kernels.BsaTensors(
             q=own["q"], k=own["k"], v=own["v"], gates=own.get("gates"), offsets=own["seq_offsets"],
@@ -99,35 +100,31 @@ class _Session:
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
         self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),
                                  kernels.forward_workspace(problem, config, device))
-        self.gradients = None
+        self.call_back = None
         if case.has_backward:
             shapes = kernels.backward_shapes(problem, config)
-            self.gradients = kernels.BsaGradients(
+            self.call_back = kernels.BsaGradients(
                 call=self.call, dout=own["dout"], workspace=kernels.allocate(shapes, device),
                 **{f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")},
                 dgates=torch.empty_like(own["gates"]) if "gates" in own else None)
-        self.ran = self.ran_back = False
 
     def launch(self) -> Launch:
         from attnbench.workloads.hstu.work import sparse_work
 
-        return Launch(forward=self.forward, backward=self.backward if self.gradients else None, outputs=self.outputs,
+        return Launch(forward=self.forward, backward=self.backward if self.call_back else None, outputs=self.outputs,
                       reload=self.load, phases=self.phases(), executed_flops=sparse_work(self.case).flops,
                       notes=(f"schedule {self.call.config.schedule}", "deterministic"))
 
-    def forward(self) -> None:
+    def run_forward(self) -> None:
         from attnbench.kernels.hstu_bsa_forward import forward
 
         forward(self.call)
-        self.ran = True
 
-    def backward(self) -> None:
+    def run_backward(self) -> None:
         from attnbench.kernels.hstu_bsa_backward import backward
 
-        if not self.ran or self.gradients is None:
-            raise WorkerError("launch: backward was called before forward")
-        backward(self.gradients)
-        self.ran_back = True
+        assert self.call_back is not None  # only a case with a backward has the call
+        backward(self.call_back)
 
     def phases(self) -> dict[str, Callable[[], None]]:
         """Parts of the forward, on what its last call left; `attend` adds to the output once more."""
@@ -137,16 +134,9 @@ class _Session:
 
         return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
 
-    def outputs(self) -> dict[str, Tensor]:
-        if not self.ran:
-            raise WorkerError("launch: outputs were asked for before forward")
-        found = {"out": self.call.out, "blocks": self.call.blocks}
-        if self.ran_back and self.gradients is not None:
-            found |= {name: x for name in ("dq", "dk", "dv", "dgates")
-                      if (x := getattr(self.gradients, name)) is not None}
-        return found
+    def results(self) -> Mapping[str, Tensor]:
+        return {"out": self.call.out, "blocks": self.call.blocks}
 
-    def load(self, inputs: Any) -> None:
-        self.ran = self.ran_back = False
-        for name, x in inputs.tensors().items():
-            self.own[name].copy_(x)
+    def gradients(self) -> Mapping[str, Tensor]:
+        found = {name: getattr(self.call_back, name) for name in ("dq", "dk", "dv", "dgates")}
+        return {name: x for name, x in found.items() if x is not None}

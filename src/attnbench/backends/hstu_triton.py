@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine
+from attnbench.backends.buffers import Buffers
 from attnbench.backends.hstu import OurTriton
-from attnbench.errors import Unsupported, WorkerError, refusal
+from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,7 @@ def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
             | {f"deterministic-{short}": {"deterministic": True, **change} for short, change in deterministic.items()})
 
 
-class _Session:
+class _Session(Buffers):
     """Buffers of one session."""
 
     def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
@@ -93,7 +94,8 @@ class _Session:
 
         from attnbench.kernels import hstu_dense as kernels
 
-        self.case, self.own = case, {name: x.detach().clone() for name, x in inputs.tensors().items()}
+        super().__init__(inputs)
+        self.case = case
         own = self.own
         self.problem = kernels.Problem(
             offsets=own["seq_offsets"], offsets_q=own["seq_offsets_q"] if case.delta_q is not None else None,
@@ -111,7 +113,6 @@ class _Session:
             self.grads = {f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")}
             shape = kernels.workspace_shape(own["q"], self.backward_config)
             self.workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=self.out.device)
-        self.ran = self.ran_back = False
 
     def launch(self) -> Launch:
         trains = self.case.has_backward
@@ -130,30 +131,22 @@ class _Session:
             return None
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 
-    def forward(self) -> None:
+    def run_forward(self) -> None:
         from attnbench.kernels.hstu_dense_forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.problem, self.forward_config)
-        self.ran = True
 
-    def backward(self) -> None:
+    def run_backward(self) -> None:
         from attnbench.kernels.hstu_dense_backward import launch_backward
 
-        if not self.ran:
-            raise WorkerError("launch: backward was called before forward")
         own = self.own
         dq, dk, dv = self.grads.values()
         launch_backward(own["q"], own["k"], own["v"], own["dout"], dq, dk, dv, self.problem, self.backward_config,
                         self.workspace)
-        self.ran_back = True
 
-    def outputs(self) -> dict[str, Tensor]:
-        if not self.ran:
-            raise WorkerError("launch: outputs were asked for before forward")
-        return {"out": self.out} | (self.grads if self.ran_back else {})
+    def results(self) -> Mapping[str, Tensor]:
+        return {"out": self.out}
 
-    def load(self, inputs: Any) -> None:
-        self.ran = self.ran_back = False
-        for name, x in inputs.tensors().items():
-            self.own[name].copy_(x)
+    def gradients(self) -> Mapping[str, Tensor]:
+        return self.grads

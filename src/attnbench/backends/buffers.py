@@ -1,0 +1,72 @@
+"""Sessions of kernels that write into tensors made beforehand: own copies of the inputs, calls in their order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import WorkerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Buffers(ABC):
+    """What `Launch` is made of where nothing is allocated in a call.
+
+    The copies in `own` are the session's: reloading it leaves the inputs, which all sessions of a group
+    share, as they are.  A backward uses the last forward, and there are no outputs before one.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.own: dict[str, Tensor] = {name: x.detach().clone() for name, x in inputs.tensors().items()}
+        self.ran = self.ran_back = False
+
+    @abstractmethod
+    def run_forward(self) -> None:
+        """Compute the outputs from `own`."""
+
+    @abstractmethod
+    def run_backward(self) -> None:
+        """Compute the gradients from `own` and the last forward."""
+
+    @abstractmethod
+    def results(self) -> Mapping[str, Tensor]:
+        """What the forward writes."""
+
+    @abstractmethod
+    def gradients(self) -> Mapping[str, Tensor]:
+        """What the backward writes."""
+
+    def forward(self) -> None:
+        """Call the forward."""
+        self.run_forward()
+        self.ran = True
+
+    def backward(self) -> None:
+        """Call the backward.
+
+        Raises:
+            WorkerError: no forward was called since the last reload.
+        """
+        if not self.ran:
+            raise WorkerError("launch: backward was called before forward")
+        self.run_backward()
+        self.ran_back = True
+
+    def outputs(self) -> dict[str, Tensor]:
+        """Results of the last calls.
+
+        Raises:
+            WorkerError: no forward was called since the last reload.
+        """
+        if not self.ran:
+            raise WorkerError("launch: outputs were asked for before forward")
+        return {**self.results(), **(self.gradients() if self.ran_back else {})}
+
+    def load(self, inputs: Any) -> None:
+        """Take new values of the same shapes."""
+        self.ran = self.ran_back = False
+        for name, x in inputs.tensors().items():
+            self.own[name].copy_(x)
