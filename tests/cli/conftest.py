@@ -13,6 +13,9 @@ from attnbench.record import Environment, Record, Status, Time
 from attnbench.store.derive import derive
 from attnbench.store.runfile import write
 
+# made_up_captures stands with the tests of the room it is made for.
+sys.path.insert(0, str(Path(__file__).parents[1] / "profile"))
+
 MINE = """
 from contextlib import contextmanager
 from attnbench.backends.base import Backend

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import made_up_captures as made
 import pytest
 
+from attnbench.store.runfile import read, write
+from made_up_run import make_case, make_record, make_run
+
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "profile"))
-
-import made_up_captures as made  # noqa: E402
-
-from attnbench.store.runfile import read, write  # noqa: E402
-from made_up_run import make_case, make_record, make_run  # noqa: E402
 
 
 @pytest.fixture

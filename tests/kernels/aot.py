@@ -191,7 +191,8 @@ class _Files:
     """What one process reads and writes; a pipe would have to be emptied while another is read."""
 
     def __init__(self) -> None:
-        self._files = {name: tempfile.TemporaryFile("w+") for name in ("stdin", "stdout", "stderr")}  # noqa: SIM115
+        names = ("stdin", "stdout", "stderr")
+        self._files = {name: tempfile.TemporaryFile("w+") for name in names}  # noqa: SIM115 (closed in __exit__)
         self.cache = tempfile.TemporaryDirectory()
 
     def file(self, name: str) -> Any:

@@ -6,16 +6,15 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from attnbench.errors import Unavailable  # noqa: E402
-from attnbench.machine.tools import counters_for_all  # noqa: E402
-from attnbench.profile import sources  # noqa: E402
-from attnbench.profile.job import Job  # noqa: E402
-from attnbench.profile.roofline import points  # noqa: E402
-from attnbench.profile.take import Options, probe, take  # noqa: E402
-from attnbench.workloads.base import load_workload  # noqa: E402
+from attnbench.errors import Unavailable
+from attnbench.machine.tools import counters_for_all
+from attnbench.profile import sources
+from attnbench.profile.job import Job
+from attnbench.profile.roofline import points
+from attnbench.profile.take import Options, probe, take
+from attnbench.workloads.base import load_workload
 
 pytestmark = pytest.mark.gpu
 
