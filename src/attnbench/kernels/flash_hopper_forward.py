@@ -1,0 +1,241 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Softmax attention forward for Hopper: one warp loads, two or three warpgroups of 64 rows each attend.
+
+The sums are those of flash_forward.  What differs is who waits for whom (Shah et al. 2024, arXiv:2407.08608):
+
+    loader        rows of queries, then tiles of keys and values, each as soon as its place in the ring is free
+    warpgroup     S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs beside the second, and beside
+                  the products of the warpgroup whose turn comes next
+
+Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride.
+A program takes one tile of 64 rows a warpgroup, or, persistent, every so many-th: the loader is then a tile ahead.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
+from attnbench.kernels.hopper import (
+    ROWS,
+    barriers,
+    fill,
+    flat,
+    give_back,
+    pass_turn,
+    place_of,
+    ring_of,
+    store_tile,
+    sync_warps,
+    take,
+    wait_turn,
+)
+from attnbench.kernels.rows import section_of
+
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+@no_type_check
+def job_of(program, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which rows a program's turn is about, and which tiles of keys they see."""
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group = problem
+    tile, pair = section_of(program, tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    query_start = (query_start + batch * seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * seqlen_k).to(gl.int32)
+    first = (tiles - 1 - tile) * BLOCK_M
+    shift = keys - queries
+    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
+                                                right, HAS_LEFT, HAS_RIGHT)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    return head, batch, query_start, key_start, queries, keys, first, begin, whole, split, end
+
+
+@gluon.jit
+@no_type_check
+def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
+         GROUPS: gl.constexpr):
+    """The loader's work."""
+    q_desc, k_desc, v_desc, rings, problem, repeats = given
+    q_rings, k_ring, v_ring = rings
+    pairs = problem[7]
+    tiles = problem[8]
+    count = 0
+    turn = 0
+    for program in range(gl.program_id(0), tiles * pairs, gl.num_programs(0)):
+        head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
+            program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+        if first < queries:
+            for which in gl.static_range(GROUPS):
+                fill(q_rings[which], turn, q_desc, query_start, queries, first + which * ROWS, head)
+            turn += 1
+            for index in range(end - begin):
+                at = (end - 1 - index) * BLOCK_N
+                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
+                fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
+                count += 1
+
+
+@gluon.jit
+@no_type_check
+def fold(scores, row_max, row_sum, scale):
+    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sum."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
+    weights = gl.exp2(scores * scale - pivot[:, None])
+    factor = gl.exp2(row_max * scale - pivot)
+    return weights, factor, new_max, row_sum * factor + gl.sum(weights, 1)
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+         BLOCK_N: gl.constexpr):
+    """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None]
+    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))[None, :]
+    see = sees(rows, columns, keys - at, row + shift - at, left, right, HAS_LEFT, HAS_RIGHT)
+    return gl.where(see, scores, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr):
+    """A warpgroup's work: rows from 64 WHICH of each tile."""
+    out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale = given
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
+    DTYPE: gl.constexpr = out_desc.dtype
+    q_rings, k_ring, v_ring = rings
+    left = problem[4]
+    right = problem[5]
+    pairs = problem[7]
+    tiles = problem[8]
+    count = 0
+    turn = 0
+    mine = 0
+    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    for program in range(gl.program_id(0), tiles * pairs, gl.num_programs(0)):
+        head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
+            program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+        if first < queries:
+            row = first + WHICH * ROWS
+            shift = keys - queries
+            acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+            row_max = gl.full([ROWS], float("-inf"), gl.float32, OF_ROWS)
+            row_sum = gl.zeros([ROWS], gl.float32, OF_ROWS)
+            q = take(q_rings[WHICH], turn)
+            if begin < end:
+                if TURNS:
+                    wait_turn(turns, mine, WHICH)
+                k = take(k_ring, count)
+                scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+                if TURNS:
+                    pass_turn(turns, WHICH)
+                    mine += 1
+                scores = warpgroup_mma_wait(0, [scores])
+                give_back(k_ring, count)
+                scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT,
+                              BLOCK_N)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale)
+                weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+                for index in range(1, end - begin):
+                    tile = end - 1 - index
+                    if TURNS:
+                        wait_turn(turns, mine, WHICH)
+                    k = take(k_ring, count + 1)
+                    scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+                    v = take(v_ring, count)
+                    acc = warpgroup_mma(weights, v, acc, is_async=True)
+                    if TURNS:
+                        pass_turn(turns, WHICH)
+                        mine += 1
+                    scores = warpgroup_mma_wait(1, [scores])
+                    give_back(k_ring, count + 1)
+                    cut = tile >= split
+                    if HAS_LEFT:
+                        cut |= tile < whole
+                    if cut:
+                        scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT,
+                                      BLOCK_N)
+                    following, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale)
+                    acc = warpgroup_mma_wait(0, [acc])
+                    give_back(v_ring, count)
+                    acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
+                    weights = gl.convert_layout(following.to(DTYPE), WEIGHTS)
+                    count += 1
+                v = take(v_ring, count)
+                acc = warpgroup_mma(weights, v, acc, is_async=True)
+                acc = warpgroup_mma_wait(0, [acc])
+                give_back(v_ring, count)
+                count += 1
+            empty = row_sum == 0.0  # which NaN is not
+            total = gl.where(empty, 1.0, row_sum)
+            acc = acc * gl.convert_layout(1.0 / total, OF_OUT)[:, None]
+            # The queries have been read: the output leaves from where they were.
+            out = q_rings[WHICH][0].index(0)
+            flat(out).store(acc.to(DTYPE))
+            fence_async_shared()
+            sync_warps()
+            store_tile(out_desc, place_of(query_start, queries, row, head), out)
+            lse = gl.where(empty, float("-inf"), (row_max * scale + gl.log2(total)) * LN_2)
+            rows = row + gl.arange(0, ROWS, OF_ROWS)
+            starts = gl.cast(batch, gl.int64) * lse_batch + gl.cast(head, gl.int64) * lse_head
+            if PACKED:
+                starts += query_start
+            gl.store(lse_ptr + starts + rows, lse, mask=rows < queries)
+            tma.store_wait(0)
+            give_back(q_rings[WHICH], turn)
+            turn += 1
+
+
+@gluon.jit
+@no_type_check
+def flash_hopper_forward(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head, scale,
+    left, right, heads, repeats, pairs, tiles, group,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+):
+    """Rings and barriers, and who does what."""
+    problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group)
+    q_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
+    if GROUPS == 3:
+        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1, 1))
+    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
+    turns = barriers(GROUPS, 1)
+    fence_async_shared()
+    loads = (q_desc, k_desc, v_desc, rings, problem, repeats)
+    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale)
+    # Constants are written out each time: in a tuple they would be numbers of the run.
+    if GROUPS == 2:
+        gl.warp_specialize([
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS)),
+        ], [4, 1], [REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
