@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.errors import NothingToRun, UsageError
 from attnbench.record import Record, Status
-from attnbench.suites.estimate import estimate
+from attnbench.suites.estimate import Estimate, estimate
 from attnbench.suites.load import NamedCase, Suite, load_suite
 from attnbench.suites.plan import Request, build, environment_axes, expand, parse_axis, with_axes
 from attnbench.workloads.base import load_workload
@@ -199,3 +199,10 @@ def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends
     checked = estimate(dataclasses.replace(run, settings=dataclasses.replace(run.settings, measure=False)))
     assert checked.high_s < estimate(run).high_s
     assert "checks only" in checked.basis
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [
+    (3, 99, "3 s to 99 s"), (100, 5400, "2 min to 90 min"), (3.3 * 3600, 47 * 3600, "3.3 h to 47 h"),
+    (48 * 3600, 170 * 3600, "2 days to 7 days")])
+def test_an_estimate_says_its_times_in_units_that_people_use(low, high, said):
+    assert str(Estimate(low, high, "a guess")) == f"{said}: a guess"
