@@ -14,7 +14,8 @@ put beside the environment by `make test`); the two run at the same time and rea
         launch(x, config)                       # launches nothing; tensors may lie on the CPU or be "meta"
 
 Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
-divisible by 16, as the launcher finds out of every aligned pointer and stride.
+divisible by 16, as the launcher finds out of every aligned pointer and stride.  A kernel in Gluon is a job like any
+other; its descriptors are spelled with how a tile lies in shared memory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Job:
     kernel: str
     "module:name"
     arguments: Mapping[str, str]
-    "run-time arguments by name: *bf16:16, i32, fp32"
+    "run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>"
     constants: Mapping[str, Any]
     capability: int
     "90 is sm_90"
@@ -68,7 +69,7 @@ class Compiled:
     shared: int
     "bytes of shared memory"
     warps: int
-    "of a program, those that a specialised loop adds included"
+    "of a program, those that a specialised loop or `gl.warp_specialize` adds included"
     waits: int
     "for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
     sass: Mapping[str, int]
@@ -150,7 +151,8 @@ def _spell(value: Any, *, unseen: bool) -> str | None:
         return "fp32"
     dtype = _SPELLED[str(getattr(value, "base", value).dtype).removeprefix("torch.")]
     if hasattr(value, "block_shape"):
-        return f"tensordesc<{dtype}{list(value.block_shape)}>"
+        tile = f"{dtype}[{','.join(map(str, value.block_shape))}]"
+        return f"tensordesc<{tile},{value.layout!r}>" if hasattr(value, "layout") else f"tensordesc<{tile}>"
     return f"*{dtype}" + ":16" * (value.data_ptr() % 16 == 0)
 
 
@@ -227,18 +229,19 @@ def _compile(job: Job) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     module, name = job.kernel.split(":")
     kernel = getattr(importlib.import_module(module), name)
     unknown = {*job.arguments, *job.constants} ^ set(kernel.arg_names)
     if unknown:
         raise TypeError(f"{job.label}: {job.kernel} and the job differ in {', '.join(sorted(unknown))}")
-    signature = {arg: job.arguments[arg].partition(":")[0] if arg in job.arguments else "constexpr"
+    signature = {arg: job.arguments[arg].removesuffix(":16") if arg in job.arguments else "constexpr"
                  for arg in kernel.arg_names}
     divisible = {(kernel.arg_names.index(arg),): [["tt.divisibility", 16]]
                  for arg, spelled in job.arguments.items() if spelled.endswith(":16")}
     constants = {arg: tuple(value) if isinstance(value, list) else value for arg, value in job.constants.items()}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=divisible)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     registers, sass = _inspect(compiled.asm["cubin"])

@@ -34,6 +34,37 @@ def crowded(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
     tl.store(y_ptr + at, total)
 '''
 
+IN_GLUON = '''
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+
+@gluon.jit
+def write(y_ptr, x, REPEATS: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    total = gl.zeros([64, 64], gl.float32, LAYOUT)
+    for _ in gl.static_range(REPEATS):
+        total = warpgroup_mma(x, x.permute([1, 0]), total, is_async=True)
+    total = warpgroup_mma_wait(0, [total])
+    rows = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
+    gl.store(y_ptr + rows * 64 + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))[None, :], total)
+
+
+@gluon.jit
+def idle(x):
+    pass
+
+
+@gluon.jit
+def square(x_desc, y_ptr, missing, SHAPE: gl.constexpr, REPEATS: gl.constexpr):
+    x = gl.allocate_shared_memory(x_desc.dtype, SHAPE, x_desc.layout)
+    if missing is None:
+        x.store(gl.full(SHAPE, 1.0, x_desc.dtype, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+    fence_async_shared()
+    gl.warp_specialize([(write, (y_ptr, x, REPEATS)), (idle, (x,))], [4], [24])
+'''
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
@@ -59,6 +90,41 @@ def test_a_product_is_the_tensor_cores_of_its_card(found, version, card, product
     assert 0 < one.registers <= 255
     assert one.shared > 0
     assert one.warps == 4
+
+
+def in_gluon(folder, monkeypatch):
+    """Jobs of a kernel in Gluon, of one product and of two."""
+    import importlib
+
+    import torch
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    (folder / "aot_in_gluon.py").write_text(IN_GLUON, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    module = importlib.import_module("aot_in_gluon")
+    x = torch.empty(64, 64, dtype=torch.bfloat16)
+    layout = NVMMASharedLayout.get_default_for([64, 64], module.gl.bfloat16)
+    descriptor = TensorDescriptor.from_tensor(x, [64, 64], layout)
+    with recorded(module, "square", capability=90) as jobs:
+        for repeats in (1, 2):
+            module.square[(1,)](descriptor, x.float(), None, SHAPE=(64, 64), REPEATS=repeats)
+    return jobs
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_a_kernel_in_gluon_is_a_job_like_any_other(tmp_path, monkeypatch, version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    one, two = in_gluon(tmp_path, monkeypatch)
+    assert one.arguments["x_desc"].startswith("tensordesc<bf16[64,64],NVMMASharedLayout(")
+    found = compile_with({version: tritons()[version]}, [one, two])[version]
+    assert found[one.label].sass["HGMMA"] * 2 == found[two.label].sass["HGMMA"] == 8
+    assert found[one.label].warps == 8
+    # Two products into the same sums follow one another without a wait.
+    assert not found[two.label].serialized
+    assert found[two.label].waits == 1
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
