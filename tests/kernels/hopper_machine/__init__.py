@@ -1,0 +1,58 @@
+"""A machine that runs Gluon kernels for Hopper (sm_90) on the CPU: their values, and whether their parts get along.
+
+Triton's interpreter has no Gluon.  Here the body of a kernel runs as Python on CPU tensors of the true types, its
+partitions as coroutines that a seed interleaves; bulk copies land some time after they were issued.
+
+    with machine_runs(module, "kernel", seed=1):
+        launch(...)                                   # the project's own launcher: kernel[grid](...)
+    run(kernel, (programs,), *arguments, NAME=...)    # or directly
+
+A kernel's mistake is an error of `mistakes`:
+
+    Deadlock       all partitions wait and nothing is in flight; says who waits for which phase of what
+    Race           two accesses to shared memory, one a write, of which no barrier or wait puts one first: a tile
+                   loaded, stored or added from while something else may be using it.  Found whatever the order
+                   they happened to run in, as `schedule.Task` tells.
+    MissingFence   a product or bulk store reads what threads wrote and their partition did not fence
+    TooEarly       a result or accumulator of an asynchronous product used before it is waited for
+    BarrierMisuse  used before init, made twice, more arrivals or bytes than it takes
+    Unfinished     products, stores or loads that nobody waits for, expected bytes that never come
+    OutOfBounds    addresses outside a tensor's storage, indices outside a shape
+
+Shared memory that nobody wrote, and the destination of a load in flight, is NaN.  Memory barriers count as on the
+card: `wait(parity)` passes when the phase of that parity has ended (a fresh barrier passes parity 1), `expect` is an
+arrival too.  Products multiply with fp32 sums; fp32 operands lose 13 bits as in tf32.
+
+What it does not see: layouts (the compiler checks those), registers, time, bank conflicts, how threads of one
+partition get along (it is one actor; barriers among its warps do nothing), and the order of accesses to global
+memory (stores and loads there happen at one moment each, programs one after the other).  Of one address written
+through pointers by several lanes the last one counts.  Integers past 32 bits are an error, in tiles they wrap around.
+A fence counts when the writer calls it; the card would take one by the reader as well.
+"""
+
+from .machine import machine_runs, run
+from .mistakes import (
+    BarrierMisuse,
+    Deadlock,
+    MissingFence,
+    Mistake,
+    OutOfBounds,
+    Race,
+    TooEarly,
+    Unfinished,
+    Unsupported,
+)
+
+__all__ = [
+    "BarrierMisuse",
+    "Deadlock",
+    "MissingFence",
+    "Mistake",
+    "OutOfBounds",
+    "Race",
+    "TooEarly",
+    "Unfinished",
+    "Unsupported",
+    "machine_runs",
+    "run",
+]

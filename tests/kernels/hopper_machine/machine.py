@@ -1,0 +1,169 @@
+"""Programs of a grid, one after the other, and the launchers that start them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+
+from . import barriers
+from .language import STAND_INS
+from .memory import Memory, View
+from .mistakes import Mistake
+from .program import Function, Names
+from .schedule import Schedule
+from .tiles import Int, Pointer, Tile, torch_dtype, whole
+from .transfers import Descriptor, Transfers
+
+
+@contextmanager
+def machine_runs(module: Any, *names: str, seed: int = 0) -> Iterator[None]:
+    """Run these kernels of a module on the machine while open, launched as they are on a card, on CPU tensors.
+
+    Args:
+        module: whose attributes the kernels are, not imported to be interpreted.
+        names: of the kernels.
+        seed: of the interleaving.
+    """
+    kernels = {name: getattr(module, name) for name in names}
+    for name, kernel in kernels.items():
+        setattr(module, name, _Launches(kernel, seed))
+    try:
+        yield
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+class _Launches:
+    """Stands for a kernel: ``kernel[grid](...)`` runs it."""
+
+    def __init__(self, kernel: Any, seed: int) -> None:
+        self._kernel, self._seed = kernel, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *values, **named: run(self._kernel, grid, *values, seed=self._seed, **named)
+
+
+def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, **named: Any) -> None:
+    """Run a grid of a kernel.
+
+    Args:
+        kernel: decorated with `gluon.jit`.
+        grid: programs along up to three axes, or what gives them from the arguments by name.
+        values: arguments: CPU tensors, host descriptors of them, numbers, tuples of these.
+        seed: of the interleaving.
+        named: arguments by name; options of the compiler, of which only num_warps means something here.
+
+    Raises:
+        Mistake: of the kernel; which one, see `mistakes`.
+        Unsupported: the kernel uses what the machine has not.
+    """
+    given = dict(zip(kernel.arg_names, values, strict=False)) | named
+    options = {name: given.pop(name) for name in list(given) if name not in kernel.arg_names}
+    shape = tuple(grid(given) if callable(grid) else grid if isinstance(grid, Sequence) else (grid,))
+    shape += (1,) * (3 - len(shape))
+    constants = {param.name for param in kernel.params if param.is_constexpr}
+    arguments = {name: _argument(value, name in constants) for name, value in given.items()}
+    for place in itertools.product(*map(range, reversed(shape))):
+        _Program(shape, place[::-1], options.get("num_warps", 4), f"{seed} {place}").run(kernel, arguments)
+
+
+def _argument(value: Any, constant: bool) -> Any:
+    if isinstance(value, tl.constexpr):
+        value, constant = value.value, True
+    if isinstance(value, torch.Tensor):
+        return Pointer.of(value)
+    if hasattr(value, "block_shape"):
+        return Descriptor(value)
+    if constant or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return torch.tensor(value).item()
+    if isinstance(value, (tuple, list)):
+        return tuple(_argument(one, False) for one in value)
+    return whole(value) if isinstance(value, int) else value
+
+
+class _Program:
+    """One program of a grid."""
+
+    def __init__(self, grid: tuple[int, ...], place: tuple[int, ...], warps: int, seed: str) -> None:
+        self._grid, self._place, self._warps = grid, place, warps
+        self._schedule = Schedule(seed)
+        self._transfers = Transfers(self._schedule)
+
+    def run(self, kernel: Any, arguments: dict[str, Any]) -> None:
+        body = Function(kernel, self._names())
+        self._schedule.run("program", self._warps, lambda: body(**arguments))
+        self._transfers.end()
+
+    def _names(self) -> Names:
+        moves, tma, mbarrier = self._transfers, hopper.tma, hopper.mbarrier
+        pure = [(getattr(language, name), mine) for name, mine in STAND_INS.items()
+                for language in (tl, gl) if hasattr(language, name)]
+        mine = {
+            gl: {"program_id": self._program_id, "num_programs": self._num_programs, "num_warps": self._num_warps,
+                 "allocate_shared_memory": self._allocate, "warp_specialize": self._warp_specialize},
+            tl: {"program_id": self._program_id, "num_programs": self._num_programs},
+            hopper: {"warpgroup_mma": moves.multiply, "warpgroup_mma_wait": moves.wait,
+                     "warpgroup_mma_init": lambda value: value, "fence_async_shared": moves.fence},
+            mbarrier: {"init": barriers.make, "invalidate": barriers.invalidate, "arrive": barriers.arrive,
+                       "expect": barriers.expect, "wait": barriers.wait, "allocate_mbarrier": self._allocate_barrier},
+            tma: {"async_load": moves.load, "async_copy_global_to_shared": moves.load, "async_store": moves.store,
+                  "async_copy_shared_to_global": moves.store, "async_atomic_add": moves.add,
+                  "store_wait": moves.store_wait},
+        }
+        of_machine = [(getattr(module, name), stand_in) for module, those in mine.items()
+                      for name, stand_in in those.items() if hasattr(module, name)]
+        # Triton 3.6 has no name for the reduction; ours is attnbench.kernels.hopper's.
+        return Names(pure + of_machine, {"add_tile": moves.add})
+
+    def _program_id(self, axis: int) -> Int:
+        return Int(self._place[axis])
+
+    def _num_programs(self, axis: int) -> Int:
+        return Int(self._grid[axis])
+
+    def _num_warps(self) -> int:
+        return self._schedule.task.warps
+
+    def _allocate(self, element_ty: Any, shape: Sequence[int], layout: Any, value: Tile | None = None) -> View:
+        kind = torch_dtype(element_ty)
+        count = 1
+        for size in shape:
+            count *= size
+        memory = Memory(self._schedule, count * kind.itemsize, len(self._schedule.memories))
+        self._schedule.memories.append(memory)
+        view = View(memory, memory.bytes.view(kind).view(*shape), layout)
+        if value is not None:
+            view.store(value)
+        return view
+
+    def _allocate_barrier(self, batch: int | None = None, two_ctas: bool = False) -> View:
+        return self._allocate(gl.int64, [1] if batch is None else [batch, 1], hopper.mbarrier.MBarrierLayout())
+
+    def _warp_specialize(self, functions_and_args: Sequence, worker_num_warps: Sequence[int],
+                         worker_num_regs: Sequence[int] | None = None) -> Any:
+        schedule, (default, *workers) = self._schedule, functions_and_args
+        if len(schedule.tasks) > 1 or len(worker_num_warps) != len(workers):
+            raise Mistake("warp_specialize: within itself, or its lists differ in length")
+        mine = schedule.task
+        mine.name = f"partition 0 ({default[0].name})"
+        for number, ((body, args), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1):
+            schedule.start(f"partition {number} ({body.name})", warps, lambda body=body, args=args: body(*args))
+        result = default[0](*default[1])
+        others = schedule.tasks[1:]
+        schedule.pause(lambda: all(task.thread.dead for task in others), lambda: "the other partitions' end")
+        for task in others:
+            mine.known |= task.known
+        return result

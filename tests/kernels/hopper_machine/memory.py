@@ -1,0 +1,198 @@
+"""Shared memory: what lies there, who touched it, and whether somebody put one access before the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .mistakes import MissingFence, Mistake, OutOfBounds, Race, Unsupported
+from .schedule import Schedule, Task
+from .tiles import Tile, dtype_of, torch_dtype
+
+
+@dataclass(eq=False)
+class Access:
+    """Somebody's reading or writing of a region."""
+
+    what: str
+    task: Task
+    view: View
+    write: bool
+    bit: int
+    unfenced: bool
+    "written by threads, and not yet fenced by them"
+    over: bool = True
+    "False: still in flight"
+
+
+class Memory:
+    """One allocation; fresh bytes make NaN of every kind of float."""
+
+    def __init__(self, schedule: Schedule, size: int, number: int) -> None:
+        self.bytes = torch.full((size,), 255, dtype=torch.uint8)
+        self.schedule = schedule
+        self.name = self._first = f"allocation {number}"
+        self.barriers: dict[int, Any] = {}
+        "by the byte they begin at"
+        self._accesses: list[Access] = []
+
+    def call(self, view: View, name: str) -> None:
+        """Name the allocation after what the program calls it while it is one; a place in a tuple is told too."""
+        if len(self.schedule.tasks) == 1 and view.whole:
+            self.name = name if "[" not in name else f"{name} ({self._first})"
+            self._first = self._first if "[" in name else name
+
+    def touch(self, view: View, what: str, *, write: bool, threads: bool) -> Access:
+        """Note an access by the running task.
+
+        Args:
+            view: the region.
+            what: for the error's words.
+            write: or read.
+            threads: by loads and stores of the task's threads, which are over at once; else by the asynchronous
+                proxy, and the caller has to end it.
+
+        Raises:
+            Race: another access to a part of it, one of the two a write, is not known to be over.
+            MissingFence: the asynchronous proxy comes upon what threads wrote.
+        """
+        task = self.schedule.task
+        for other in self._accesses:
+            if (write or other.write) and view.overlaps(other.view):
+                self._check(other, task, view, what, threads)
+        access = Access(what, task, view, write, self.schedule.event(), write and threads, threads)
+        self._accesses = [other for other in self._accesses if not self._covers(access, other)]
+        self._accesses.append(access)
+        if threads:
+            task.known |= access.bit
+        return access
+
+    def fence(self, task: Task) -> None:
+        for access in self._accesses:
+            if access.task is task:
+                access.unfenced = False
+
+    def _check(self, other: Access, task: Task, view: View, what: str, threads: bool) -> None:
+        if not other.bit & task.known:
+            when = "is not put before it by a barrier or wait" if other.over else "is in flight"
+            raise Race(f"{task.name}: {what} of {view}, while {other.what} of {other.view} by {other.task.name} {when}")
+        if not threads and other.unfenced:
+            raise MissingFence(f"{task.name}: {what} of {view}, and {other.task.name} did not call "
+                               f"fence_async_shared after its {other.what} of {other.view}")
+
+    def _covers(self, new: Access, old: Access) -> bool:
+        """Whether who comes after the new access comes after the old one, and would meet the new one as well."""
+        if not old.bit & new.task.known or (old.write and not new.write):
+            return False
+        return new.view.dense and new.view.begin <= old.view.begin and old.view.end <= new.view.end
+
+
+class View:
+    """Stands for a shared memory descriptor: a strided region of an allocation."""
+
+    def __init__(self, memory: Memory, data: torch.Tensor, layout: Any, label: str = "") -> None:
+        self.memory, self.data, self.layout, self.label = memory, data, layout, label
+        size = data.element_size()
+        self.begin = data.storage_offset() * size
+        self.end = self.begin + size * (
+            1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True)))
+        self.dense = data.numel() * size == self.end - self.begin
+
+    def __str__(self) -> str:
+        return self.memory.name + self.label
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"shared memory descriptor: {name}")
+
+    def overlaps(self, other: View) -> bool:
+        if self.begin >= other.end or other.begin >= self.end:
+            return False
+        return (self.dense and other.dense) or bool(torch.logical_and(self._bytes(), other._bytes()).any())
+
+    def _bytes(self) -> torch.Tensor:
+        """Which bytes of the allocation the region has."""
+        size = self.data.element_size()
+        mine = torch.zeros(len(self.memory.bytes), dtype=torch.bool)
+        mine.as_strided((*self.data.shape, size), (*(stride * size for stride in self.data.stride()), 1),
+                        self.begin).fill_(True)
+        return mine
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
+
+    @property
+    def rank(self) -> int:
+        return self.data.dim()
+
+    @property
+    def numel(self) -> int:
+        return self.data.numel()
+
+    @property
+    def dtype(self) -> Any:
+        return dtype_of(self.data.dtype)
+
+    @property
+    def type(self) -> View:
+        return self
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+    @property
+    def whole(self) -> bool:
+        return self.nbytes_per_cta == len(self.memory.bytes)
+
+    def index(self, index: int) -> View:
+        if not 0 <= index < self.data.shape[0]:
+            raise OutOfBounds(f"index {index} of {self}, which has {self.data.shape[0]}")
+        return View(self.memory, self.data[index], self.layout, f"{self.label}[{index}]")
+
+    def slice(self, start: int, length: int, dim: int = 0) -> View:
+        if not 0 <= start <= start + length <= self.data.shape[dim]:
+            raise OutOfBounds(f"slice {start}:{start + length} of {self}, which has {self.data.shape[dim]}")
+        return View(self.memory, self.data.narrow(dim, start, length), self.layout,
+                    f"{self.label}[{dim}: {start}:{start + length}]")
+
+    def permute(self, order: Sequence[int]) -> View:
+        return View(self.memory, self.data.permute(*order), self.layout, self.label)
+
+    def reshape(self, shape: Sequence[int]) -> View:
+        return View(self.memory, self.data.view(*shape), self.layout, self.label)
+
+    def reinterpret(self, dtype: Any = None, shape: Sequence[int] | None = None, layout: Any = None) -> View:
+        kind = torch_dtype(dtype if dtype is not None else self.dtype)
+        shape = self.shape if shape is None else shape
+        size = math.prod(shape) * kind.itemsize
+        if not self.dense or self.begin + size > len(self.memory.bytes):
+            raise OutOfBounds(f"reinterpret {self}: {size} bytes from byte {self.begin} of {len(self.memory.bytes)}")
+        data = self.memory.bytes[self.begin:self.begin + size].view(kind).view(*shape)
+        return View(self.memory, data, self.layout if layout is None else layout, self.label)
+
+    _reinterpret = reinterpret
+
+    def load(self, layout: Any = None) -> Tile:
+        self.memory.schedule.pause()
+        self.memory.touch(self, "load", write=False, threads=True)
+        return Tile(self.data.clone())
+
+    def store(self, value: Tile) -> None:
+        self.memory.schedule.pause()
+        self.demand("store", value.value)
+        self.memory.touch(self, "store", write=True, threads=True)
+        self.data.copy_(value.value)
+
+    def demand(self, what: str, given: torch.Tensor) -> None:
+        """Demand the region's own shape and type."""
+        if given.shape != self.data.shape or given.dtype != self.data.dtype:
+            raise Mistake(f"{what}: {list(given.shape)} of {given.dtype} where {self} has {self.shape} of "
+                          f"{self.data.dtype}")
+
+    def _keep_alive(self) -> None:
+        pass

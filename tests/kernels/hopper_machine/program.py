@@ -1,0 +1,149 @@
+"""Bodies of kernels run as Python: the names in them exchanged, run-time numbers told from constants."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from .language import STAND_INS
+from .memory import View
+from .mistakes import Mistake, Unsupported
+from .tiles import Int, Tile, whole
+
+BUILTINS = vars(builtins) | {"range": STAND_INS["range"], "min": STAND_INS["minimum"], "max": STAND_INS["maximum"]}
+
+
+class Names:
+    """What the names in kernels' bodies stand for.
+
+    Args:
+        objects: pairs of an object of Triton's and its stand-in; by identity, whatever a module calls it.
+        words: stand-ins of builtins that a project defines itself, by their name.
+    """
+
+    def __init__(self, objects: list[tuple[Any, Any]], words: Mapping[str, Any]) -> None:
+        self._objects = {id(theirs): (theirs, mine) for theirs, mine in objects}
+        self._words = words
+        self._functions: dict[int, Function] = {}
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value that a kernel names; a value of no concern stands for itself."""
+        if id(value) in self._objects:
+            return self._objects[id(value)][1]
+        if isinstance(value, tl.constexpr):
+            return self.of(value.value)
+        if isinstance(value, JITFunction):
+            return self._functions.setdefault(id(value), Function(value, self))
+        if isinstance(value, ModuleType):
+            return _Module(value, self)
+        if getattr(value, "__triton_builtin__", False):
+            return self._words.get(value.__name__) or _missing(value)
+        return tuple(map(self.of, value)) if isinstance(value, tuple) else value
+
+
+class _Module:
+    def __init__(self, module: ModuleType, names: Names) -> None:
+        self._module, self._names = module, names
+
+    def __getattr__(self, name: str) -> Any:
+        return self._names.of(getattr(self._module, name))
+
+
+def _missing(value: Any) -> Callable:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Unsupported(f"the Hopper machine has no {value.__module__}.{value.__name__}")
+
+    return refuse
+
+
+class Function:
+    """A jit function that runs here when called."""
+
+    def __init__(self, kernel: JITFunction, names: Names) -> None:
+        self.kernel, self._names = kernel, names
+        self.name = kernel.fn.__name__
+        self.constants = {param.name for param in kernel.params if param.is_constexpr}
+        self._order = [param.name for param in kernel.params]
+        self._body: FunctionType | None = None
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        for name, value in [*zip(self._order, values, strict=False), *named.items()]:
+            if name in self.constants:
+                _constant(value, f"{self.name}({name})")
+        if self._body is None:
+            self._body = _python(self.kernel.fn, self._names)
+        return self._body(*values, **named)
+
+
+def _python(fn: FunctionType, names: Names) -> FunctionType:
+    code, used = _code(fn)
+    outside = fn.__globals__ | inspect.getclosurevars(fn).nonlocals
+    space = {name: names.of(outside[name]) for name in used if name in outside}
+    space |= {"__builtins__": BUILTINS, "__run_time__": _run_time, "__constant__": _constant}
+    exec(code, space)
+    made = space[fn.__name__]
+    made.__defaults__ = fn.__defaults__ and tuple(map(names.of, fn.__defaults__))
+    made.__kwdefaults__ = fn.__kwdefaults__ and {name: names.of(value) for name, value in fn.__kwdefaults__.items()}
+    return made
+
+
+@cache
+def _code(fn: FunctionType) -> tuple[CodeType, set[str]]:
+    """The definition without decorators, annotations and defaults, and the names in it."""
+    lines, first = inspect.getsourcelines(fn)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    (body,) = tree.body
+    body.decorator_list, body.returns = [], None
+    body.args.defaults, body.args.kw_defaults = [], [None] * len(body.args.kwonlyargs)
+    for argument in ast.walk(body.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    tree = ast.fix_missing_locations(_Assignments().visit(tree))
+    ast.increment_lineno(tree, first - 1)
+    return (compile(tree, inspect.getsourcefile(fn), "exec"),
+            {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+
+
+class _Assignments(ast.NodeTransformer):
+    """Marks what is assigned: `x = 0` makes a number of the run, `X: gl.constexpr = 0` a constant."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        name = node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
+        node.value = self._call("__run_time__", node.value, name)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is not None:
+            node.value = self._call("__constant__", node.value, ast.unparse(node.target))
+        return ast.copy_location(ast.Assign([node.target], node.value), node) if node.value else node
+
+    @staticmethod
+    def _call(name: str, value: ast.expr, target: str) -> ast.Call:
+        call = ast.Call(ast.Name(name, ast.Load()), [value, ast.Constant(target)], [])
+        return ast.copy_location(call, value)
+
+
+def _run_time(value: Any, name: str) -> Any:
+    """What a plain assignment makes of a value; an allocation takes its name from where it lands."""
+    if type(value) is int:
+        return whole(value)
+    if isinstance(value, View) and name:
+        value.memory.call(value, name)
+    if type(value) is tuple:
+        return tuple(_run_time(one, f"{name}[{index}]" if name else "") for index, one in enumerate(value))
+    return value
+
+
+def _constant(value: Any, name: str) -> Any:
+    if isinstance(value, (Int, Tile)):
+        raise Mistake(f"{name} is a constexpr, and was given a value of the run")
+    return value

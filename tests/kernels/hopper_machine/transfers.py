@@ -1,0 +1,219 @@
+"""What runs beside the threads: bulk copies by tensor maps, and warpgroup products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .barriers import made
+from .memory import Access, View
+from .mistakes import Mistake, OutOfBounds, Unfinished
+from .schedule import Schedule
+from .tiles import Tile, dtype_of, poison
+
+
+class Descriptor:
+    """A tensor map that the host made: boxes of a tensor, zeros outside it."""
+
+    def __init__(self, host: Any) -> None:
+        self.base, self.layout = host.base, getattr(host, "layout", None)
+        self.shape, self.strides, self.block_shape = list(host.shape), list(host.strides), list(host.block_shape)
+        self.dtype = dtype_of(self.base.dtype)
+        self.outside = float("nan") if getattr(host, "padding", "zero") == "nan" else 0
+        self._size = self.base.element_size()
+        self._count = self.base.untyped_storage().nbytes() // self._size
+
+    @property
+    def block_type(self) -> Any:
+        from triton.experimental.gluon import language as gl
+
+        return gl.block_type(self.dtype, self.block_shape)
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        return self.block_type.nbytes
+
+    def box(self, coord: Sequence[int]) -> tuple[torch.Tensor, tuple[slice, ...]] | None:
+        """The part of a box inside the tensor, and where in the box it lies; None where there is none.
+
+        Addresses are sums of 64 bits that wrap around.
+
+        Raises:
+            OutOfBounds: a coordinate of more than 32 bits, or an element inside the shape and outside the storage.
+        """
+        if len(coord) != len(self.shape) or not all(-2**31 <= at < 2**31 for at in coord):
+            raise OutOfBounds(f"coordinates {list(map(int, coord))} of a tensor map of {len(self.shape)} axes")
+        spans = [(max(0, -at), min(size, limit - at))
+                 for at, size, limit in zip(coord, self.block_shape, self.shape, strict=True)]
+        if any(low >= high for low, high in spans):
+            return None
+        first = sum((int(at) + low) * stride for at, (low, _), stride in zip(coord, spans, self.strides, strict=True))
+        first = ((first * self._size + 2**63) % 2**64 - 2**63) // self._size + self.base.storage_offset()
+        sizes = [high - low for low, high in spans]
+        strides = [stride if size > 1 else 0 for stride, size in zip(self.strides, sizes, strict=True)]
+        last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        if not 0 <= first <= last < self._count:
+            raise OutOfBounds(f"the box at {list(map(int, coord))} reaches from element {first} to {last} of a storage "
+                              f"of {self._count}")
+        return self.base.as_strided(sizes, strides, first), tuple(slice(low, high) for low, high in spans)
+
+    def demand(self, what: str, view: View) -> None:
+        """Demand a region of a box's shape and type."""
+        if view.shape != self.block_shape or view.dtype != self.dtype:
+            raise Mistake(f"{what}: {view} has {view.shape} of {view.dtype}, the tensor map {self.block_shape} of "
+                          f"{self.dtype}")
+
+
+@dataclass(eq=False)
+class Product:
+    """An asynchronous product, from its issue until it is waited for."""
+
+    name: str
+    reads: list[Access]
+    over: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Transfers:
+    """The stand-ins for one program."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.landed = 0
+        "bits of the bulk loads"
+
+    def fence(self, cluster: bool = False) -> None:
+        """`fence_async_shared`."""
+        for memory in self.schedule.memories:
+            memory.fence(self.schedule.task)
+
+    # ── bulk copies ──
+
+    def load(self, desc: Descriptor, coord: Sequence[int], barrier: View, result: View, pred: bool = True,
+             multicast: bool = False, cache_policy: None = None) -> None:
+        """`tma.async_load`: the region is NaN until the copy lands."""
+        self.schedule.pause()
+        if not pred:
+            return
+        desc.demand("bulk load", result)
+        found, bar = desc.box(coord), made(barrier)
+        access = result.memory.touch(result, "bulk load", write=True, threads=False)
+        access.over = False
+        self.landed |= access.bit
+        result.data.fill_(poison(result.data.dtype))
+
+        def land() -> None:
+            result.data.fill_(desc.outside)
+            if found:
+                source, where = found
+                result.data[where] = source
+            access.over = True
+            bar.land(result.nbytes_per_cta, access.bit)
+
+        self.schedule.flights.append(land)
+
+    def store(self, desc: Descriptor, coord: Sequence[int], src: View, cache_policy: None = None) -> None:
+        """`tma.async_store`."""
+        self._leave(desc, coord, src, "bulk store", lambda there, mine: there.copy_(mine))
+
+    def add(self, desc: Descriptor, coord: Sequence[int], src: View) -> None:
+        """`tma.async_atomic_add`."""
+        self._leave(desc, coord, src, "bulk add", lambda there, mine: there.add_(mine))
+
+    def _leave(self, desc: Descriptor, coord: Sequence[int], src: View, what: str, work: Any) -> None:
+        self.schedule.pause()
+        desc.demand(what, src)
+        found = desc.box(coord)
+        access = src.memory.touch(src, what, write=False, threads=False)
+        access.over = False
+        self.schedule.task.stores.append(access)
+
+        def leave() -> None:
+            if found:
+                there, where = found
+                work(there, src.data[where])
+            access.over = True
+
+        self.schedule.flights.append(leave)
+
+    def store_wait(self, pendings: int, read_only: bool = True) -> None:
+        """`tma.store_wait`: for all stores and adds of this partition but the last so many."""
+        task = self.schedule.task
+        first = task.stores[:len(task.stores) - pendings]
+        self.schedule.pause(lambda: all(access.over for access in first), lambda: f"{len(first)} bulk stores")
+        for access in first:
+            task.known |= access.bit
+        task.stores = task.stores[len(first):]
+
+    def end(self) -> None:
+        """Demand that somebody waited for every load."""
+        known = 0
+        for task in self.schedule.tasks:
+            known |= task.known
+        if self.landed & ~known:
+            raise Unfinished(f"{(self.landed & ~known).bit_count()} bulk loads nobody waited for")
+        for memory in self.schedule.memories:
+            for barrier in memory.barriers.values():
+                if barrier.bytes:
+                    raise Unfinished(f"bytes that were expected never came: {barrier}")
+
+    # ── products ──
+
+    def multiply(self, a: View | Tile, b: View, acc: Tile, *, use_acc: bool = True, precision: None = None,
+                 max_num_imprecise_acc: None = None, is_async: bool = False) -> Tile:
+        """`warpgroup_mma`: the values at its issue, which stay what they are because `Memory.touch` forbids else."""
+        self.schedule.pause()
+        task = self.schedule.task
+        what = f"warpgroup_mma {len(task.products)} of {task.name}"
+        reads = [one.memory.touch(one, "warpgroup_mma", write=False, threads=False)
+                 for one in (a, b) if isinstance(one, View)]
+        left, right = (one.value if isinstance(one, Tile) else one.data for one in (a, b))
+        # Of a product in flight the next one may go on from the result: products keep their order.
+        start = acc.free if use_acc and acc.token else acc.value
+        if list(start.shape) != [left.shape[0], right.shape[1]] or left.shape[1] != right.shape[0]:
+            raise Mistake(f"{what}: {list(left.shape)} times {list(right.shape)} into {list(start.shape)}")
+        if left.dtype != right.dtype:
+            raise Mistake(f"{what}: {left.dtype} times {right.dtype}")
+        value = _operand(left, start.dtype) @ _operand(right, start.dtype)
+        product = Product(what, reads)
+        for access in reads:
+            access.over = False
+        task.products.append(product)
+        if use_acc:
+            value += start
+            acc.lent = product
+        result = Tile(value, product, token=is_async)
+        if not is_async:
+            self._end(0)
+        return result
+
+    def wait(self, num_outstanding: int = 0, deps: Sequence[Tile] | None = None) -> Any:
+        """`warpgroup_mma_wait`."""
+        if deps is None:
+            raise Mistake("warpgroup_mma_wait: deps must be given")
+        self.schedule.pause()
+        self._end(num_outstanding)
+        results = tuple(Tile(one.data, one.product) for one in deps)
+        return results[0] if len(results) == 1 else results
+
+    def _end(self, outstanding: int) -> None:
+        task = self.schedule.task
+        count = max(len(task.products) - outstanding, 0)
+        for product in task.products[:count]:
+            product.over = True
+            for access in product.reads:
+                access.over = True
+                task.known |= access.bit
+        task.products = task.products[count:]
+
+
+def _operand(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """An operand as the tensor cores take it: of fp32 they see the upper 19 bits."""
+    if value.dtype == torch.float32:
+        return (value.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return value.to(kind)
