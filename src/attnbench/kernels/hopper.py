@@ -73,22 +73,25 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def fill(ring, count, desc, start, rows, first, head):
-    """Load rows from `first` of a sequence that begins at row `start` and has `rows`, when there is room."""
+def fill(ring, count, desc, start, rows, first, head, BESIDE: gl.constexpr = 0):
+    """Load rows from `first` of a sequence that begins at row `start` and has `rows`, when there is room.
+
+    BESIDE are the bytes that the caller then loads on the same barrier.
+    """
     tiles, full, empty = ring
     STAGES: gl.constexpr = tiles.shape[0]
     BYTES: gl.constexpr = tiles.numel // STAGES * tiles.dtype.primitive_bitwidth // 8
     slot = count % STAGES
     mbarrier.wait(empty.index(slot), (count // STAGES & 1) ^ 1)
-    mbarrier.expect(full.index(slot), BYTES)
+    mbarrier.expect(full.index(slot), BYTES + BESIDE)
     load_tile(desc, place_of(start, rows, first, head), full.index(slot), tiles.index(slot))
 
 
 @gluon.jit
 @no_type_check
-def place_of(start, rows, first, head):
+def place_of(start, rows, first, head, column=0):
     """Coordinates of `rows_of`: row `first` of a sequence that begins at row `start` and has `rows`."""
-    return [END, start + rows, END - rows + first, head, 0]
+    return [END, start + rows, END - rows + first, head, column]
 
 
 @gluon.jit

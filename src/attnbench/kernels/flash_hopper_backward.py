@@ -1,0 +1,278 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""DK, dV and the sums of dQ of softmax attention for Hopper: one warp loads, two warpgroups take 64 keys each.
+
+The sums are those of flash_backward_columns with atomics; who waits for whom is other (Shah et al. 2024,
+arXiv:2407.08608).  Scores are worked out transposed, [keys, rows], so that P and dS are operands as they come out of
+the softmax.  A step is a tile of rows; products are issued as soon as what they read is there:
+
+    loader        keys and values once, then tiles of Q and dO with what belongs to their rows, -lse / scale and -delta
+    warpgroup     dPᵀ = V dOᵀ              runs beside   P = exp(Sᵀ)            (Sᵀ = K Qᵀ was issued a step before)
+                  dV += P dO                             dS = P ∘ (dP - delta), into shared memory for both
+                  dK += dS Q, dQ = dSᵀ K                 the wait for the other warpgroup's dS
+                  Sᵀ of the next step                    dQ on its way to memory, by a tensor map that adds
+
+Each warpgroup works out half of the step's dQ [rows, D] over all 128 keys: half of the rows where there are 128 of
+them, half of the columns where there are 64.  DS lies in two places by turns: who has seen that both warpgroups have
+filled one knows that both have read the other.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from attnbench.kernels.flash_backward_columns import padded_start
+from attnbench.kernels.flash_tiles import rows_of_keys, sequence, tiles_of
+from attnbench.kernels.hopper import (
+    ROWS,
+    add_tile,
+    barriers,
+    fill,
+    flat,
+    give_back,
+    load_tile,
+    place_of,
+    ring_of,
+    store_tile,
+    sync_warps,
+    take,
+)
+from attnbench.kernels.rows import section_of
+
+KEYS = gl.constexpr(128)
+"Keys of a program, 64 a warpgroup."
+
+
+@gluon.jit
+@no_type_check
+def job_of(problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Which keys a program is about, and which tiles of rows see them."""
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, members, heads_kv, pairs, tiles, group = problem
+    # The first keys are seen by most rows.
+    tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
+    number = pair // heads_kv
+    head_kv = pair - number * heads_kv
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    padded = padded_start(number, query_start, queries, PACKED, BLOCK_M).to(gl.int32)
+    query_start = (query_start + batch * seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * seqlen_k).to(gl.int32)
+    start = tile * KEYS
+    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + KEYS, keys) - 1, queries, keys - queries,
+                                                left, right, HAS_LEFT, HAS_RIGHT)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_M)
+    if start + KEYS > keys:
+        # Keys past the end are zeros, but their probabilities are not.
+        whole = end
+        split = end
+    return head_kv, padded, query_start, key_start, queries, keys, start, begin, whole, split, end
+
+
+@gluon.jit
+@no_type_check
+def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr):
+    """The loader's work."""
+    q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem = given
+    q_ring, k_ring, v_ring, dout_ring = rings
+    leasts, deltas = stats
+    STAGES: gl.constexpr = leasts.shape[0]
+    members = problem[6]
+    heads = problem[7] * members
+    head_kv, padded, query_start, key_start, queries, keys, start, begin, _whole, _split, end = job_of(
+        problem, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)
+    if (start < keys) & (begin < end):
+        for which in gl.static_range(2):
+            fill(k_ring, which, k_desc, key_start, keys, start + which * ROWS, head_kv)
+            fill(v_ring, which, v_desc, key_start, keys, start + which * ROWS, head_kv)
+        count = 0
+        for member in range(members):
+            head = head_kv * members + member
+            for tile in range(begin, end):
+                slot = count % STAGES
+                fill(q_ring, count, q_desc, query_start, queries, tile * BLOCK_M, head, 4 * BLOCK_M)
+                load_tile(stats_desc, [head, padded + tile * BLOCK_M], q_ring[1].index(slot), leasts.index(slot))
+                fill(dout_ring, count, dout_desc, query_start, queries, tile * BLOCK_M, head, 4 * BLOCK_M)
+                load_tile(stats_desc, [heads + head, padded + tile * BLOCK_M], dout_ring[1].index(slot),
+                          deltas.index(slot))
+                count += 1
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+         BLOCK_M: gl.constexpr):
+    """Scores [keys, rows] with those at -∞ that the mask hides; keys from `key`, rows from `at`."""
+    shift = keys - queries
+    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
+    # The bounds are the keys', of which a thread has two; no row is as late as the one that sees a key past the end.
+    low = gl.where(columns < keys, 0, queries + BLOCK_M)
+    if HAS_RIGHT:
+        low = gl.maximum(low, columns - (shift + right))
+    rows = gl.arange(0, BLOCK_M, gl.SliceLayout(0, scores.type.layout))[None, :]
+    see = rows >= (low - at)[:, None]
+    if HAS_LEFT:
+        see &= rows <= (columns + (left - shift - at))[:, None]
+    return gl.where(see, scores, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def part_of(downs, first, k_ring, WHICH: gl.constexpr):
+    """Issue this warpgroup's half of dQ = dS K, from dSᵀ of both and all keys."""
+    BLOCK_M: gl.constexpr = downs.shape[2]
+    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
+    BY_ROWS: gl.constexpr = BLOCK_M > ROWS
+    HALF: gl.constexpr = BLOCK_D if BY_ROWS else BLOCK_D // 2
+    PART: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    part = gl.zeros([ROWS, HALF], gl.float32, PART)
+    for of in gl.static_range(2):
+        down = downs.index(first + of).permute([1, 0])
+        k = flat(k_ring[0].index(of))
+        if BY_ROWS:
+            down = down.slice(WHICH * ROWS, ROWS, 0)
+        else:
+            k = k.slice(WHICH * HALF, HALF, 1)
+        part = warpgroup_mma(down, k, part, use_acc=of > 0, is_async=True)
+    return part
+
+
+@gluon.jit
+@no_type_check
+def step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH: gl.constexpr,
+         HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, LAST: gl.constexpr):
+    """One tile of rows: its scores are in flight when it begins, those of the next when it ends unless it is LAST."""
+    q_ring, k_ring, dout_ring, downs, staging = tiles
+    least_of, delta_of = stats
+    padded, queries, keys, key, whole, split, left, right, scale_log2 = job
+    SCORES: gl.constexpr = scores.type.tensor_type.layout
+    OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    BLOCK_M: gl.constexpr = downs.shape[2]
+    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
+    STAGES: gl.constexpr = least_of.shape[0]
+    none = gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES)
+    at = tile * BLOCK_M
+    dout = take(dout_ring, count)
+    above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(1, [scores])
+    if (tile < whole) | (tile >= split):
+        scores = hide(scores, key, at, queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_M)
+    least = least_of.index(count % STAGES).load(SCORES) * scale_log2
+    weights = gl.exp2(scores * scale_log2 + least)
+    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
+    above = warpgroup_mma_wait(1, [above])
+    down = (weights * (above + delta_of.index(count % STAGES).load(SCORES))).to(dout.dtype)
+    downs.index(2 * (count & 1) + WHICH).store(down)
+    fence_async_shared()
+    mbarrier.arrive(filled.index(count & 1))
+    dk = warpgroup_mma(gl.convert_layout(down, OF_K), take(q_ring, count), dk, is_async=True)
+    mbarrier.wait(filled.index(count & 1), count // 2 & 1)
+    part = part_of(downs, 2 * (count & 1), k_ring, WHICH)
+    if LAST:
+        part, dk, dv = warpgroup_mma_wait(0, [part, dk, dv])
+        following = none
+    else:
+        following = warpgroup_mma(k, take(q_ring, count + 1).permute([1, 0]), none, use_acc=False, is_async=True)
+        part, dk, dv = warpgroup_mma_wait(1, [part, dk, dv])
+    give_back(q_ring, count)
+    give_back(dout_ring, count)
+    tma.store_wait(0)
+    sync_warps()
+    flat(staging.index(WHICH)).store(part)
+    fence_async_shared()
+    sync_warps()
+    if BLOCK_M > ROWS:
+        add_tile(sums_desc, place_of(padded, queries, at + WHICH * ROWS, head), staging.index(WHICH))
+    else:
+        add_tile(sums_desc, place_of(padded, queries, at, head, WHICH * (BLOCK_D // 2)), staging.index(WHICH))
+    return following, dk, dv
+
+
+@gluon.jit
+@no_type_check
+def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_M: gl.constexpr):
+    """A warpgroup's work: 64 of the keys."""
+    dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale, scale_log2 = given
+    q_ring, k_ring, v_ring, dout_ring = rings
+    DTYPE: gl.constexpr = dk_desc.dtype
+    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
+    BLOCK_V: gl.constexpr = v_ring[0].shape[5]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    members = problem[6]
+    head_kv, padded, _query_start, key_start, queries, keys, start, begin, whole, split, end = job_of(
+        problem, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)
+    if start < keys:
+        key = start + WHICH * ROWS
+        dk = gl.zeros([ROWS, BLOCK_D], gl.float32, OF_K)
+        dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
+        if begin < end:
+            job = (padded, queries, keys, key, whole, split, problem[4], problem[5], scale_log2)
+            tiles = (q_ring, k_ring, dout_ring, downs, staging)
+            k = take(k_ring, WHICH)
+            take(k_ring, 1 - WHICH)  # half of dQ is of all keys
+            v = take(v_ring, WHICH)
+            scores = warpgroup_mma(k, take(q_ring, 0).permute([1, 0]), gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES),
+                                   use_acc=False, is_async=True)
+            last = members * (end - begin) - 1
+            tile = begin
+            head = head_kv * members
+            for count in range(last):
+                scores, dk, dv = step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, count, tile, head,
+                                      WHICH, HAS_LEFT, HAS_RIGHT, False)
+                tile += 1
+                if tile == end:
+                    tile = begin
+                    head += 1
+            scores, dk, dv = step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, last, tile, head, WHICH,
+                                  HAS_LEFT, HAS_RIGHT, True)
+            # Who has come here has read the keys for the last time.
+            mbarrier.arrive(done)
+            mbarrier.wait(done, 0)
+        # Gradients leave from where keys and values were.
+        flat(v_ring[0].index(WHICH)).store(dv.to(DTYPE))
+        flat(k_ring[0].index(WHICH)).store((dk * scale).to(DTYPE))
+        fence_async_shared()
+        sync_warps()
+        store_tile(dv_desc, place_of(key_start, keys, key, head_kv), v_ring[0].index(WHICH))
+        store_tile(dk_desc, place_of(key_start, keys, key, head_kv), k_ring[0].index(WHICH))
+        tma.store_wait(0)
+
+
+@gluon.jit
+@no_type_check
+def flash_hopper_backward(
+    q_desc, k_desc, v_desc, dout_desc, stats_desc, dk_desc, dv_desc, sums_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
+    scale, scale_log2, left, right, members, heads_kv, pairs, tiles, group,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Rings, tiles and barriers, and who does what."""
+    problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, members, heads_kv, pairs, tiles, group)
+    rings = (ring_of(q_desc, STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2))
+    leasts = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
+    deltas = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
+    DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_M], q_desc.dtype)
+    downs = gl.allocate_shared_memory(q_desc.dtype, [4, ROWS, BLOCK_M], DOWN)
+    staging = gl.allocate_shared_memory(gl.float32, [2] + sums_desc.block_shape, sums_desc.layout)
+    filled = barriers(2, 2)
+    done = barriers(1, 2).index(0)
+    fence_async_shared()
+    loads = (q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, (leasts, deltas), problem)
+    sums = (dk_desc, dv_desc, sums_desc, rings, (leasts, deltas), downs, filled, done, staging, problem, scale,
+            scale_log2)
+    gl.warp_specialize([
+        (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
+        (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
+        (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
+    ], [4, 1], [240, 24])
