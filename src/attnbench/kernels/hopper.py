@@ -73,7 +73,7 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def fill(ring, count, desc, start, rows, first, head, BESIDE: gl.constexpr = 0):
+def fill(ring, count, desc, start, rows, first, head, BESIDE: gl.constexpr = 0, column=0):
     """Load rows from `first` of a sequence that begins at row `start` and has `rows`, when there is room.
 
     BESIDE are the bytes that the caller then loads on the same barrier.
@@ -84,7 +84,7 @@ def fill(ring, count, desc, start, rows, first, head, BESIDE: gl.constexpr = 0):
     slot = count % STAGES
     mbarrier.wait(empty.index(slot), (count // STAGES & 1) ^ 1)
     mbarrier.expect(full.index(slot), BYTES + BESIDE)
-    load_tile(desc, place_of(start, rows, first, head), full.index(slot), tiles.index(slot))
+    load_tile(desc, place_of(start, rows, first, head, column), full.index(slot), tiles.index(slot))
 
 
 @gluon.jit
