@@ -98,11 +98,30 @@ def place_of(start, rows, first, head, column=0):
 @no_type_check
 def take(ring, count):
     """Wait for the count-th tile of a ring: [rows, columns]."""
+    wait_tile(ring, count)
+    return tile_of(ring, count)
+
+
+@gluon.jit
+@no_type_check
+def wait_tile(ring, count):
+    """Wait for the count-th tile of a ring.
+
+    The assembler moves waits for products up before work that does not need them, and with that nothing runs beside
+    the product any more; it moves none across the loop that waits for a tile.  So the next tile is awaited there.
+    """
     tiles, full, _empty = ring
     STAGES: gl.constexpr = tiles.shape[0]
-    slot = count % STAGES
-    mbarrier.wait(full.index(slot), count // STAGES & 1)
-    return flat(tiles.index(slot))
+    mbarrier.wait(full.index(count % STAGES), count // STAGES & 1)
+
+
+@gluon.jit
+@no_type_check
+def tile_of(ring, count):
+    """The count-th tile of a ring, which has been waited for: [rows, columns]."""
+    tiles, _full, _empty = ring
+    STAGES: gl.constexpr = tiles.shape[0]
+    return flat(tiles.index(count % STAGES))
 
 
 @gluon.jit
