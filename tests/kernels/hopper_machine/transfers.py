@@ -174,7 +174,7 @@ class Transfers:
                  for one in (a, b) if isinstance(one, View)]
         left, right = (one.value if isinstance(one, Tile) else one.data for one in (a, b))
         # Of a product in flight the next one may go on from the result: products keep their order.
-        start = acc.free if use_acc and acc.token else acc.value
+        start = acc.free if use_acc else acc.value
         if list(start.shape) != [left.shape[0], right.shape[1]] or left.shape[1] != right.shape[0]:
             raise Mistake(f"{what}: {list(left.shape)} times {list(right.shape)} into {list(start.shape)}")
         if left.dtype != right.dtype:

@@ -1,0 +1,430 @@
+"""The Hopper machine: values of Gluon kernels; each mistake it knows caught under any seed, its right version not."""
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from attnbench.kernels.hopper import add_tile, load_tile, place_of, rows_of, store_tile
+from attnbench.kernels.rows import load_rows, store_rows
+
+from .hopper_machine import (
+    BarrierMisuse,
+    Deadlock,
+    MissingFence,
+    Mistake,
+    OutOfBounds,
+    Race,
+    TooEarly,
+    Unfinished,
+    Unsupported,
+    run,
+)
+from .hopper_machine.schedule import Schedule
+
+SEEDS = range(4)
+SIDE = gl.constexpr(64)
+BYTES = gl.constexpr(64 * 64 * 2)
+
+
+def described(x, rows=64):
+    """Tiles [rows, all columns] of a matrix."""
+    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[x.dtype]
+    block = [rows, x.shape[1]]
+    return TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
+
+
+# ── a loader and a worker: the sum of X Xᵀ over tiles X, with one slip or none ─────────────────────
+
+
+@gluon.jit
+def bring(desc, ring, full, empty, count, SLIP: gl.constexpr):
+    for index in range(count):
+        slot = index % 2
+        if SLIP != "room not awaited":
+            mbarrier.wait(empty.index(slot), (index // 2 & 1) ^ 1)
+        EXPECTED: gl.constexpr = BYTES + 2 * (SLIP == "too many bytes") - 2 * (SLIP == "too few bytes")
+        if SLIP != "nothing expected":
+            mbarrier.expect(full.index(slot), EXPECTED)
+        else:
+            mbarrier.arrive(full.index(slot))
+        load_tile(desc, [index * SIDE, 0], full.index(slot), ring.index(slot))
+    if SLIP == "one load more":
+        mbarrier.wait(empty.index(0), 0)
+        mbarrier.expect(full.index(0), BYTES)
+        load_tile(desc, [0, 0], full.index(0), ring.index(0))
+
+
+@gluon.jit
+def sum_up(out_desc, mine, ring, full, empty, count, SLIP: gl.constexpr):
+    SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
+    acc = gl.zeros([SIDE, SIDE], gl.float32, SUM)
+    for index in range(count):
+        slot = index % 2
+        if SLIP != "load not awaited":
+            mbarrier.wait(full.index(slot), (index // 2 & 1) ^ (SLIP == "wrong parity"))
+        tile = ring.index(slot)
+        before = acc
+        acc = warpgroup_mma(tile, tile.permute([1, 0]), acc, is_async=True)
+        if SLIP == "given back early":
+            mbarrier.arrive(empty.index(slot))
+        if SLIP == "accumulator early":
+            acc = before + 1.0
+        if SLIP == "result early":
+            acc = acc * 1.0
+        if SLIP != "product left":
+            acc = warpgroup_mma_wait(SLIP == "waits for less", [acc])
+        if SLIP != "given back early":
+            mbarrier.arrive(empty.index(slot))
+        if SLIP == "given back twice":
+            mbarrier.arrive(empty.index(slot))
+    if SLIP != "product left":
+        mine.store(acc.to(gl.bfloat16))
+    if SLIP != "no fence":
+        fence_async_shared()
+    store_tile(out_desc, [0, 0], mine)
+    if SLIP == "written while it leaves":
+        mine.store(acc.to(gl.bfloat16))
+    if SLIP != "store left":
+        tma.store_wait(0)
+
+
+@gluon.jit
+def squares(desc, out_desc, count, SLIP: gl.constexpr):
+    ring = gl.allocate_shared_memory(gl.bfloat16, [2, SIDE, SIDE], desc.layout)
+    mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(full.index(slot), 1)
+        if SLIP != "never made":
+            mbarrier.init(empty.index(slot), 1)
+        if SLIP == "made twice":
+            mbarrier.init(empty.index(slot), 1)
+        if SLIP == "two arrivals awaited":
+            mbarrier.invalidate(full.index(slot))
+            mbarrier.init(full.index(slot), 2)
+    if SLIP == "written before the load":
+        for slot in gl.static_range(2):
+            ring.index(slot).store(gl.zeros([SIDE, SIDE], gl.bfloat16))
+    gl.warp_specialize([
+        (sum_up, (out_desc, mine, ring, full, empty, count, SLIP)),
+        (bring, (desc, ring, full, empty, count, SLIP)),
+    ], [1], [24])
+
+
+def squared(slip="", seed=0, count=5):
+    torch.manual_seed(0)
+    x = torch.randn(64 * max(count, 1), 64).bfloat16()
+    out = torch.full((64, 64), 7.0, dtype=torch.bfloat16)
+    run(squares, (1,), described(x), described(out), count, slip, seed=seed)
+    return x, out
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_a_kernel_without_slip_has_its_values(seed, count):
+    x, out = squared(seed=seed, count=count)
+    tiles = x.float()[:64 * count].view(count, 64, 64)
+    assert torch.allclose(out.float(), (tiles @ tiles.mT).sum(0), rtol=2**-8, atol=2**-16)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("slip", "count", "mistake", "words"), [
+    ("room not awaited", 5, (Race, BarrierMisuse), "ring.[01]., while |more arrivals than full.[01]. takes"),
+    ("load not awaited", 5, (Race, Deadlock), "ring.[01]., while |bring. waits for parity 1 of empty.0."),
+    ("given back early", 5, Race, "bulk load of ring.[01]., while warpgroup_mma of ring.[01]. by .* is "),
+    ("written while it leaves", 5, Race, "store of mine, while bulk store of mine"),
+    ("no fence", 5, MissingFence, "bulk store of mine.*did not call fence_async_shared after its store"),
+    ("written before the load", 5, MissingFence, "bulk load of ring.0.*after its store of ring.0."),
+    ("result early", 5, TooEarly, "warpgroup_mma_wait before it is used"),
+    ("accumulator early", 5, TooEarly, "registers used that warpgroup_mma .* adds to"),
+    ("waits for less", 1, TooEarly, "waited for less"),
+    ("product left", 1, Unfinished, "sum_up. ended with 1 products not waited for"),
+    ("store left", 5, Unfinished, "ended with 1 bulk stores not waited for"),
+    ("one load more", 5, Unfinished, "1 bulk (loads nobody waited for|copies in flight)"),
+    ("never made", 5, BarrierMisuse, "empty.[01]. is used before its init"),
+    ("made twice", 5, BarrierMisuse, "empty.0. is made a second time"),
+    ("given back twice", 5, (Race, Deadlock), "ring.[01]., while |waits for parity [01] of"),
+    ("too few bytes", 5, BarrierMisuse, "2 bytes more than full.0. expected in phase 0"),
+    ("nothing expected", 5, (BarrierMisuse, Race), "bytes more than full|ring.[01]., while"),
+    ("too many bytes", 5, Deadlock, "sum_up. waits for parity 0 of full.0. .phase 0 is open: 0 of 1 arrivals and 2 by"),
+    ("two arrivals awaited", 5, Deadlock, "parity 0 of full.0. .phase 0 is open: 1 of 2 arrivals and 0 bytes"),
+    ("wrong parity", 2, (Race, Deadlock), "ring.0., while |waits for parity 1 of (full|empty).0."),
+])
+def test_a_slip_is_found_under_every_seed(slip, count, mistake, words, seed):
+    with pytest.raises(mistake, match=words):
+        squared(slip, seed, count)
+
+
+# ── who runs when ──────────────────────────────────────────────────────────────────────────────────
+
+
+@gluon.jit
+def stand_in_line(ticket_ptr, order_ptr, WHO: gl.constexpr, bar):
+    for _index in range(4):
+        mbarrier.arrive(bar.index(WHO))
+        gl.store(order_ptr + gl.atomic_add(ticket_ptr, 1), WHO)
+
+
+@gluon.jit
+def line(ticket_ptr, order_ptr):
+    bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar.index(0), 1)
+    mbarrier.init(bar.index(1), 1)
+    gl.warp_specialize([(stand_in_line, (ticket_ptr, order_ptr, 0, bar)),
+                        (stand_in_line, (ticket_ptr, order_ptr, 1, bar))], [4])
+
+
+def order(seed):
+    ticket, found = torch.zeros(1, dtype=torch.int32), torch.full((8,), -1, dtype=torch.int32)
+    run(line, (1,), ticket, found, seed=seed)
+    assert sorted(found.tolist()) == [0] * 4 + [1] * 4
+    return tuple(found.tolist())
+
+
+def test_a_seed_gives_an_order_and_other_seeds_others():
+    orders = [order(seed) for seed in range(8)]
+    assert len(set(orders)) >= 4
+    assert orders == [order(seed) for seed in range(8)]
+
+
+def test_a_failure_ends_every_partition():
+    schedule = Schedule("0")
+
+    def whole():
+        schedule.start("waits for ever", 4, lambda: schedule.pause(lambda: False))
+        schedule.pause()
+        raise ValueError("one of them fails")
+
+    with pytest.raises(ValueError, match="one of them fails"):
+        schedule.run("program", 4, whole)
+    assert len(schedule.tasks) == 2
+    assert all(task.thread.dead for task in schedule.tasks)
+    schedule.tasks.clear()
+    with pytest.raises(Deadlock, match="program waits for nothing"):
+        schedule.run("program", 4, lambda: schedule.pause(lambda: False))
+    assert schedule.tasks[0].thread.dead
+
+
+# ── shared memory between partitions ───────────────────────────────────────────────────────────────
+
+
+@gluon.jit
+def write_square(mine, bar, HANDED: gl.constexpr):
+    mine.store(gl.full([SIDE, SIDE], 3.0, gl.bfloat16, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+    if HANDED:
+        mbarrier.arrive(bar)
+
+
+@gluon.jit
+def read_square(mine, bar, out_ptr, HANDED: gl.constexpr, COLUMNS: gl.constexpr):
+    if HANDED:
+        mbarrier.wait(bar, 0)
+    part = mine.slice(0, COLUMNS, 1)
+    value = part.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    gl.store(out_ptr, gl.max(value))
+
+
+@gluon.jit
+def hand_over(out_ptr, HANDED: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], LAYOUT)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, 1)
+    gl.warp_specialize([(write_square, (mine, bar, HANDED)), (read_square, (mine, bar, out_ptr, HANDED, 32))], [4])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_one_partition_writes_another_reads_behind_a_barrier_only(seed):
+    out = torch.zeros(1)
+    run(hand_over, (1,), out, True, seed=seed)
+    assert out.item() == 3
+    with pytest.raises(Race, match=r"of mine.*, while (store|load) of mine.* by partition . .* not put before it"):
+        run(hand_over, (1,), out, False, seed=seed)
+
+
+@gluon.jit
+def halves(out_ptr, APART: gl.constexpr):
+    mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    gl.warp_specialize([(fill_columns, (mine, 0)), (fill_columns, (mine, 32 if APART else 16))], [4])
+    gl.store(out_ptr, gl.sum(mine.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])).to(gl.float32)))
+
+
+@gluon.jit
+def fill_columns(mine, FIRST: gl.constexpr):
+    mine.slice(FIRST, 32, 1).store(gl.full([SIDE, 32], FIRST, gl.bfloat16))
+
+
+def test_columns_side_by_side_are_not_the_same_memory():
+    out = torch.zeros(1)
+    run(halves, (1,), out, True)
+    assert out.item() == 64 * 32 * 32
+    with pytest.raises(Race, match="store of mine"):
+        run(halves, (1,), out, False)
+
+
+@gluon.jit
+def read_unwritten(out_ptr):
+    SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    mine = gl.allocate_shared_memory(gl.float16, [SIDE, SIDE], LAYOUT)
+    acc = warpgroup_mma(mine, mine, gl.zeros([SIDE, SIDE], gl.float32, SUM), is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    gl.store(out_ptr + gl.arange(0, SIDE), gl.sum(acc, 1))
+
+
+def test_memory_nobody_wrote_is_nan():
+    out = torch.zeros(64)
+    run(read_unwritten, (1,), out)
+    assert out.isnan().all()
+
+
+# ── tensor maps ────────────────────────────────────────────────────────────────────────────────────
+
+
+@gluon.jit
+def move(from_desc, to_desc, start, rows, first, head, there, ADD: gl.constexpr):
+    """Rows [first, first + 64) of one sequence to rows `first` of one that begins at `there`."""
+    tile = gl.allocate_shared_memory(from_desc.dtype, from_desc.block_shape, from_desc.layout)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, 1)
+    mbarrier.expect(bar, from_desc.block_type.nbytes)
+    load_tile(from_desc, place_of(start, rows, first, head), bar, tile)
+    mbarrier.wait(bar, 0)
+    if ADD:
+        add_tile(to_desc, place_of(there, rows, first, head), tile)
+    else:
+        store_tile(to_desc, place_of(there, rows, first, head), tile)
+    tma.store_wait(0)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("start", "rows", "first"),
+                         [(0, 300, 0), (7, 63, 0), (100, 129, 128), (40, 65, 64), (3, 1, 0)])
+def test_rows_of_a_sequence_end_where_it_does(start, rows, first, add):
+    torch.manual_seed(0)
+    x = torch.randn(310, 2, 16)
+    y = torch.randn(320, 2, 16)
+    want = y.clone()
+    taken = x[start + first:start + min(first + 64, rows), 1]
+    there = want[5 + first:5 + first + len(taken), 1]
+    there.copy_(there + taken if add else taken)
+    run(move, (1,), rows_of(x, 64, 16), rows_of(y, 64, 16), start, rows, first, 1, 5, add)
+    assert torch.equal(y, want)
+
+
+def test_a_box_outside_the_storage_is_an_error():
+    x, y = torch.randn(310, 2, 16), torch.zeros(320, 2, 16)
+    with pytest.raises(OutOfBounds, match="of a storage of 9920"):
+        run(move, (1,), rows_of(x, 64, 16), rows_of(y, 64, 16), 300, 64, 0, 1, 0, False)
+
+
+def test_a_tile_of_another_shape_is_an_error():
+    x, y = torch.randn(310, 2, 16), torch.zeros(320, 2, 16)
+    with pytest.raises(Mistake, match="bulk store: tile has"):
+        run(move, (1,), rows_of(x, 64, 16), rows_of(y, 32, 16), 0, 64, 0, 1, 0, False)
+
+
+# ── numbers, pointers, names ───────────────────────────────────────────────────────────────────────
+
+
+@gluon.jit
+def arithmetic(numbers_ptr, floats_ptr, n, scale, ODD: gl.constexpr):
+    number = 7
+    if ODD == "negative":
+        number = (number - n) // 2
+    if ODD == "negative tile":
+        gl.store(numbers_ptr + gl.arange(0, 8), (gl.arange(0, 8) - 4) % 3)
+    if ODD == "wide":
+        number = n * 2000000000
+    if ODD == "asm":
+        gl.inline_asm_elementwise("", "=r,r", [number], dtype=gl.int32, is_pure=True, pack=1)
+    if ODD == "missing":
+        gl.histogram(gl.arange(0, 8), 8)
+    if ODD == "pointer":
+        gl.store(numbers_ptr + gl.arange(0, 16), 0, mask=gl.arange(0, 16) < 9)
+    if ODD == "constant":
+        takes_constant(numbers_ptr, n)
+    if ODD == "index":
+        gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()).index(n)
+    lanes = gl.arange(0, 8)
+    gl.store(numbers_ptr + lanes, gl.where(lanes < number, lanes * n + number // 2, -1))
+    values = lanes.to(gl.float32) * scale
+    worst = gl.max(gl.where(lanes == 3, float("nan"), values), 0)
+    total = gl.sum(values, 0) + gl.exp2(3.0)
+    gl.store(floats_ptr, worst)
+    gl.store(floats_ptr + 1, total)
+    gl.store(floats_ptr + 2, gl.maximum(worst, total) / gl.minimum(4, n))
+    low, high = gl.split(gl.join(values, gl.fma(values, values, 1.0)))
+    gl.store(floats_ptr + 3, gl.sum(high - low, 0))
+    gl.store(floats_ptr + 4, gl.cast(lanes.to(gl.float32) / 3, gl.bfloat16).to(gl.float32).to(gl.int32, bitcast=True),
+             mask=gl.program_id(0) > 0)
+    gl.atomic_add(floats_ptr + 5 + lanes * 0, values)
+    gl.store(floats_ptr + 6, gl.load(numbers_ptr + 1) + gl.load(floats_ptr + 100, mask=False, other=0.5))
+
+
+@gluon.jit
+def takes_constant(numbers_ptr, N: gl.constexpr):
+    gl.store(numbers_ptr, N)
+
+
+def test_numbers_are_those_of_a_kernel():
+    numbers, floats = torch.zeros(8, dtype=torch.int32), torch.zeros(7)
+    run(arithmetic, (1,), numbers, floats, 10, 0.1, "")
+    assert numbers.tolist() == [3, 13, 23, 33, 43, 53, 63, -1]
+    tenths = torch.arange(8) * torch.tensor(0.1)
+    want = [0.7, 10.8, 2.7, (tenths * tenths + 1 - tenths).sum().item(), 0.0, 2.8, 13.5]
+    assert floats.tolist() == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize(("odd", "mistake", "words"), [
+    ("negative", Mistake, "negative operand of //"),
+    ("negative tile", Mistake, "negative operand of //"),
+    ("wide", Mistake, "20000000000 does not fit into 32 bits"),
+    ("asm", Unsupported, "inline_asm_elementwise"),
+    ("missing", Unsupported, "histogram"),
+    ("pointer", OutOfBounds, "outside its tensor's 8 elements"),
+    ("constant", Mistake, r"takes_constant\(N\) is a constexpr"),
+    ("index", OutOfBounds, "index 10 of"),
+])
+def test_what_a_kernel_may_not_depend_on_is_an_error(odd, mistake, words):
+    with pytest.raises(mistake, match=words):
+        run(arithmetic, (1,), torch.zeros(8, dtype=torch.int32), torch.zeros(7), 10, 0.1, odd)
+
+
+@gluon.jit
+def truncated(a_desc, b_desc, out_ptr):
+    SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 8])
+    a = gl.allocate_shared_memory(gl.float32, a_desc.block_shape, a_desc.layout)
+    b = gl.allocate_shared_memory(gl.float32, b_desc.block_shape, b_desc.layout)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, 1)
+    mbarrier.expect(bar, 2 * a_desc.block_type.nbytes)
+    load_tile(a_desc, [0, 0], bar, a)
+    load_tile(b_desc, [0, 0], bar, b)
+    mbarrier.wait(bar, 0)
+    product = warpgroup_mma(a, b.permute([1, 0]), gl.zeros([SIDE, SIDE], gl.float32, SUM), use_acc=False)
+    store_rows(out_ptr, 0, 60, 64, product, 64, 64, 64)
+    other = load_rows(out_ptr, 0, 60, 64, 64, 64, 64, False)
+    store_rows(out_ptr, 64, 128, 64, other - product, 64, 64, 64)
+
+
+def test_functions_of_plain_triton_run_too_and_fp32_products_are_tf32():
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 32), torch.randn(64, 32)
+    out = torch.full((128, 64), 9.0)
+    run(truncated, (1,), described(a), described(b), out)
+    exact = a.double() @ b.double().T
+    assert torch.allclose(out[:60].double(), exact[:60], atol=0.05)
+    assert (out[:60] - exact[:60]).abs().max() > 1e-4
+    assert (out[60:64] == 9).all()
+    assert (out[64:124] == 0).all()
