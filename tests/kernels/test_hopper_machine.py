@@ -364,7 +364,9 @@ def arithmetic(numbers_ptr, floats_ptr, n, scale, ODD: gl.constexpr):
     gl.store(floats_ptr, worst)
     gl.store(floats_ptr + 1, total)
     gl.store(floats_ptr + 2, gl.maximum(worst, total) / gl.minimum(4, n))
-    low, high = gl.split(gl.join(values, gl.fma(values, values, 1.0)))
+    twice = gl.broadcast(values[:, None], gl.zeros([8, 2], gl.float32))[0]
+    values = twice.permute([1, 0]).reshape([16]).reshape([2, 8]).max(0)
+    low, high = gl.join(values, gl.fma(values, values, 1.0)).split()
     gl.store(floats_ptr + 3, gl.sum(high - low, 0))
     gl.store(floats_ptr + 4, gl.cast(lanes.to(gl.float32) / 3, gl.bfloat16).to(gl.float32).to(gl.int32, bitcast=True),
              mask=gl.program_id(0) > 0)

@@ -165,6 +165,11 @@ def _sizes(given: tuple) -> Sequence[int]:
     return given[0] if len(given) == 1 and not isinstance(given[0], int) else given
 
 
+def broadcast(input: Tile, other: Tile) -> tuple[Tile, Tile]:
+    first, second = torch.broadcast_tensors(*paired(input, other))
+    return Tile(first), Tile(second)
+
+
 def broadcast_to(input: Tile, *shape: Any) -> Tile:
     return Tile(input.value.expand(*_sizes(shape)))
 
@@ -264,6 +269,10 @@ def num_ctas() -> int:
 def constexpr(value: Any) -> Any:
     return value
 
+
+for _name in ("abs", "broadcast_to", "cast", "exp", "exp2", "expand_dims", "log", "log2", "max", "min", "permute",
+              "reshape", "split", "sqrt", "sum", "trans"):
+    setattr(Tile, _name, globals()[_name])
 
 STAND_INS = {name: value for name, value in list(globals().items())
              if getattr(value, "__module__", None) == __name__ and not name.startswith("_")}
