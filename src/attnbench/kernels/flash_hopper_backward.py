@@ -82,7 +82,7 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
     """The loader's work."""
     q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem = given
     q_ring, k_ring, v_ring, dout_ring = rings
-    leasts, deltas = stats
+    leasts, deltas, _numbers = stats
     STAGES: gl.constexpr = leasts.shape[0]
     members = problem[6]
     heads = problem[7] * members
@@ -107,7 +107,7 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
 
 @gluon.jit
 @no_type_check
-def hide(scores, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+def hide(scores, numbers, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
          BLOCK_M: gl.constexpr):
     """Scores [keys, rows] with those at -∞ that the mask hides; keys from `key`, rows from `at`."""
     shift = keys - queries
@@ -116,7 +116,8 @@ def hide(scores, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HA
     low = gl.where(columns < keys, 0, queries + BLOCK_M)
     if HAS_RIGHT:
         low = gl.maximum(low, columns - (shift + right))
-    rows = gl.arange(0, BLOCK_M, gl.SliceLayout(0, scores.type.layout))[None, :]
+    # The compiler would hold the numbers of the rows in registers, of which there are none left.
+    rows = numbers.load(scores.type.layout)
     see = rows >= (low - at)[:, None]
     if HAS_LEFT:
         see &= rows <= (columns + (left - shift - at))[:, None]
@@ -125,7 +126,17 @@ def hide(scores, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HA
 
 @gluon.jit
 @no_type_check
-def part_of(downs, first, k_ring, WHICH: gl.constexpr):
+def begin_at(numbers, count, SCORES: gl.constexpr):
+    """What a product [keys, rows] begins at: the number of each row of the count-th tile, the same for all keys."""
+    STAGES: gl.constexpr = numbers.shape[0]
+    BLOCK_M: gl.constexpr = numbers.shape[2]
+    of_rows = numbers.index(count % STAGES).load(SCORES)
+    return gl.broadcast(of_rows, gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES))[0]
+
+
+@gluon.jit
+@no_type_check
+def part_of(downs, first, k_ring, zero, WHICH: gl.constexpr):
     """Issue this warpgroup's half of dQ = dS K, from dSᵀ of both and all keys."""
     BLOCK_M: gl.constexpr = downs.shape[2]
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
@@ -135,7 +146,7 @@ def part_of(downs, first, k_ring, WHICH: gl.constexpr):
     part = gl.zeros([ROWS, HALF], gl.float32, PART)
     for of in gl.static_range(2):
         down = downs.index(first + of).permute([1, 0])
-        k = flat(k_ring[0].index(of))
+        k = flat(k_ring[0].index(of + zero))
         if BY_ROWS:
             down = down.slice(WHICH * ROWS, ROWS, 0)
         else:
@@ -146,46 +157,44 @@ def part_of(downs, first, k_ring, WHICH: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH: gl.constexpr,
-         HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, LAST: gl.constexpr):
-    """One tile of rows: its scores are in flight when it begins, those of the next when it ends unless it is LAST."""
-    q_ring, k_ring, dout_ring, downs, staging = tiles
-    least_of, delta_of = stats
+def step(dk, dv, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH: gl.constexpr,
+         HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """One tile of rows into dK, dV and the sums of dQ."""
+    q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
+    least_of, delta_of, numbers = stats
     padded, queries, keys, key, whole, split, left, right, scale_log2 = job
-    SCORES: gl.constexpr = scores.type.tensor_type.layout
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
     BLOCK_M: gl.constexpr = downs.shape[2]
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
-    STAGES: gl.constexpr = least_of.shape[0]
-    none = gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES)
     at = tile * BLOCK_M
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    q = take(q_ring, count)
     dout = take(dout_ring, count)
+    none = gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES)
+    zero = count >> 30
+    k = flat(k_ring[0].index(WHICH + zero))
+    v = flat(v_ring[0].index(WHICH + zero))
+    scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+    least = least_of.index(count % least_of.shape[0]).load(SCORES) * scale_log2
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, key, at, queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_M)
-    least = least_of.index(count % STAGES).load(SCORES) * scale_log2
+        scores = hide(scores, numbers, key, at, queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_M)
     weights = gl.exp2(scores * scale_log2 + least)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
     above = warpgroup_mma_wait(1, [above])
-    down = (weights * (above + delta_of.index(count % STAGES).load(SCORES))).to(dout.dtype)
+    delta = delta_of.index(count % delta_of.shape[0]).load(SCORES)
+    down = (weights * (above + delta)).to(dout.dtype)
     downs.index(2 * (count & 1) + WHICH).store(down)
     fence_async_shared()
     mbarrier.arrive(filled.index(count & 1))
-    dk = warpgroup_mma(gl.convert_layout(down, OF_K), take(q_ring, count), dk, is_async=True)
     mbarrier.wait(filled.index(count & 1), count // 2 & 1)
-    part = part_of(downs, 2 * (count & 1), k_ring, WHICH)
-    if LAST:
-        part, dk, dv = warpgroup_mma_wait(0, [part, dk, dv])
-        following = none
-    else:
-        following = warpgroup_mma(k, take(q_ring, count + 1).permute([1, 0]), none, use_acc=False, is_async=True)
-        part, dk, dv = warpgroup_mma_wait(1, [part, dk, dv])
-    give_back(q_ring, count)
-    give_back(dout_ring, count)
+    part = part_of(downs, 2 * (count & 1), k_ring, zero, WHICH)
+    dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
+    part, dv = warpgroup_mma_wait(1, [part, dv])
     tma.store_wait(0)
-    sync_warps()
+    give_back(dout_ring, count)
     flat(staging.index(WHICH)).store(part)
     fence_async_shared()
     sync_warps()
@@ -193,7 +202,9 @@ def step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, count, tile
         add_tile(sums_desc, place_of(padded, queries, at + WHICH * ROWS, head), staging.index(WHICH))
     else:
         add_tile(sums_desc, place_of(padded, queries, at, head, WHICH * (BLOCK_D // 2)), staging.index(WHICH))
-    return following, dk, dv
+    dk = warpgroup_mma_wait(0, [dk])
+    give_back(q_ring, count)
+    return dk, dv
 
 
 @gluon.jit
@@ -218,24 +229,19 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
         if begin < end:
             job = (padded, queries, keys, key, whole, split, problem[4], problem[5], scale_log2)
-            tiles = (q_ring, k_ring, dout_ring, downs, staging)
-            k = take(k_ring, WHICH)
-            take(k_ring, 1 - WHICH)  # half of dQ is of all keys
-            v = take(v_ring, WHICH)
-            scores = warpgroup_mma(k, take(q_ring, 0).permute([1, 0]), gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES),
-                                   use_acc=False, is_async=True)
-            last = members * (end - begin) - 1
+            tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
+            take(k_ring, 0)  # half of dQ is of all keys
+            take(k_ring, 1)
+            take(v_ring, WHICH)
             tile = begin
             head = head_kv * members
-            for count in range(last):
-                scores, dk, dv = step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, count, tile, head,
-                                      WHICH, HAS_LEFT, HAS_RIGHT, False)
+            for count in range(members * (end - begin)):
+                dk, dv = step(dk, dv, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH, HAS_LEFT,
+                              HAS_RIGHT)
                 tile += 1
                 if tile == end:
                     tile = begin
                     head += 1
-            scores, dk, dv = step(scores, dk, dv, k, v, tiles, stats, filled, sums_desc, job, last, tile, head, WHICH,
-                                  HAS_LEFT, HAS_RIGHT, True)
             # Who has come here has read the keys for the last time.
             mbarrier.arrive(done)
             mbarrier.wait(done, 0)
@@ -262,14 +268,18 @@ def flash_hopper_backward(
     rings = (ring_of(q_desc, STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2))
     leasts = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
     deltas = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
+    numbers = gl.allocate_shared_memory(gl.int32, stats_desc.block_shape, stats_desc.layout)
+    EACH: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
+    numbers.store(gl.arange(0, BLOCK_M, gl.SliceLayout(0, EACH))[None, :])
+    stats = (leasts, deltas, numbers)
     DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_M], q_desc.dtype)
     downs = gl.allocate_shared_memory(q_desc.dtype, [4, ROWS, BLOCK_M], DOWN)
     staging = gl.allocate_shared_memory(gl.float32, [2] + sums_desc.block_shape, sums_desc.layout)
     filled = barriers(2, 2)
     done = barriers(1, 2).index(0)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, (leasts, deltas), problem)
-    sums = (dk_desc, dv_desc, sums_desc, rings, (leasts, deltas), downs, filled, done, staging, problem, scale,
+    loads = (q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
+    sums = (dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale,
             scale_log2)
     gl.warp_specialize([
         (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
