@@ -211,6 +211,8 @@ def load(pointer: Pointer, mask: Any = None, other: Any = None, **_hints: Any) -
 def _stored(pointer: Pointer, value: Any, mask: Any) -> tuple[tuple[torch.Tensor], torch.Tensor, torch.Tensor]:
     at, wanted = pointer.places(mask)
     value = value.value if isinstance(value, Tile) else torch.tensor(value)
+    if value.dim() and value.dim() != at.dim():
+        raise Mistake(f"a tile of {list(value.shape)} to pointers of {list(at.shape)}")
     at, wanted, value = torch.broadcast_tensors(at, wanted, value.to(pointer.flat.dtype))
     return (at[wanted],), value[wanted], wanted
 
