@@ -83,7 +83,8 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
     q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem = given
     q_ring, k_ring, v_ring, dout_ring = rings
     leasts, deltas, _numbers = stats
-    STAGES: gl.constexpr = leasts.shape[0]
+    PLACES: gl.constexpr = leasts.shape[0]
+    PARTS: gl.constexpr = BLOCK_M // ROWS
     members = problem[6]
     heads = problem[7] * members
     head_kv, padded, query_start, key_start, queries, keys, start, begin, _whole, _split, end = job_of(
@@ -95,115 +96,144 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
         count = 0
         for member in range(members):
             head = head_kv * members + member
-            for tile in range(begin, end):
-                slot = count % STAGES
-                fill(q_ring, count, q_desc, query_start, queries, tile * BLOCK_M, head, 4 * BLOCK_M)
-                load_tile(stats_desc, [head, padded + tile * BLOCK_M], q_ring[1].index(slot), leasts.index(slot))
-                fill(dout_ring, count, dout_desc, query_start, queries, tile * BLOCK_M, head, 4 * BLOCK_M)
-                load_tile(stats_desc, [heads + head, padded + tile * BLOCK_M], dout_ring[1].index(slot),
-                          deltas.index(slot))
+            for part in range(begin * PARTS, end * PARTS):
+                at = part * ROWS
+                slot = count % PLACES
+                fill(q_ring, count, q_desc, query_start, queries, at, head, 4 * ROWS)
+                load_tile(stats_desc, [head, padded + at], q_ring[1].index(slot), leasts.index(slot))
+                fill(dout_ring, count, dout_desc, query_start, queries, at, head, 4 * ROWS)
+                load_tile(stats_desc, [heads + head, padded + at], dout_ring[1].index(slot), deltas.index(slot))
                 count += 1
 
 
 @gluon.jit
 @no_type_check
-def hide(scores, numbers, key, at, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-         BLOCK_M: gl.constexpr):
-    """Scores [keys, rows] with those at -∞ that the mask hides; keys from `key`, rows from `at`."""
+def reach_of(key, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """The first row that sees each of 64 keys from `key`, and the last."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     shift = keys - queries
-    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
-    # The bounds are the keys', of which a thread has two; no row is as late as the one that sees a key past the end.
-    low = gl.where(columns < keys, 0, queries + BLOCK_M)
+    # No row is as late as the one that sees a key past the end.
+    low = gl.where(columns < keys, 0, queries + 2 * ROWS)
+    high = low
     if HAS_RIGHT:
         low = gl.maximum(low, columns - (shift + right))
-    # The compiler would hold the numbers of the rows in registers, of which there are none left.
+    if HAS_LEFT:
+        high = columns + (left - shift)
+    return low, high
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
+    """Scores [keys, rows] with those at -∞ that the mask hides; rows from `at`."""
+    # Worked out here, the compiler would hold them in sixteen registers all along, which are not there.
     rows = numbers.load(scores.type.layout)
     see = rows >= (low - at)[:, None]
     if HAS_LEFT:
-        see &= rows <= (columns + (left - shift - at))[:, None]
+        see &= rows <= (high - at)[:, None]
     return gl.where(see, scores, float("-inf"))
 
 
 @gluon.jit
 @no_type_check
-def begin_at(numbers, count, SCORES: gl.constexpr):
-    """What a product [keys, rows] begins at: the number of each row of the count-th tile, the same for all keys."""
-    STAGES: gl.constexpr = numbers.shape[0]
-    BLOCK_M: gl.constexpr = numbers.shape[2]
-    of_rows = numbers.index(count % STAGES).load(SCORES)
-    return gl.broadcast(of_rows, gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES))[0]
+def fold(scores, above, dv, dout, stats, slot, at, cut, low, high, scale_log2, HAS_LEFT: gl.constexpr,
+         WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
+    """DSᵀ of 64 rows, and P dO into dV; AFTER products are in flight behind Sᵀ, and then behind dPᵀ."""
+    leasts, deltas, numbers = stats
+    SCORES: gl.constexpr = scores.type.tensor_type.layout
+    least = leasts.index(slot).load(SCORES) * scale_log2
+    scores = warpgroup_mma_wait(AFTER, [scores])
+    if cut:
+        scores = hide(scores, numbers, at, low, high, HAS_LEFT)
+    weights = gl.exp2(scores * scale_log2 + least)
+    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), WEIGHTS), dout, dv, is_async=True)
+    above = warpgroup_mma_wait(AFTER, [above])
+    delta = deltas.index(slot).load(SCORES)
+    return (weights * (above + delta)).to(dout.dtype), dv
 
 
 @gluon.jit
 @no_type_check
-def part_of(downs, first, k_ring, zero, WHICH: gl.constexpr):
-    """Issue this warpgroup's half of dQ = dS K, from dSᵀ of both and all keys."""
-    BLOCK_M: gl.constexpr = downs.shape[2]
+def part_of(downs, buffer, k_ring, zero, WHICH: gl.constexpr, PARTS: gl.constexpr):
+    """Begin this warpgroup's half of dQ = dS K, [64, D] or [64, D / 2]."""
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
-    BY_ROWS: gl.constexpr = BLOCK_M > ROWS
-    HALF: gl.constexpr = BLOCK_D if BY_ROWS else BLOCK_D // 2
+    HALF: gl.constexpr = BLOCK_D // 2 if PARTS == 1 else BLOCK_D
     PART: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     part = gl.zeros([ROWS, HALF], gl.float32, PART)
     for of in gl.static_range(2):
-        down = downs.index(first + of).permute([1, 0])
         k = flat(k_ring[0].index(of + zero))
-        if BY_ROWS:
-            down = down.slice(WHICH * ROWS, ROWS, 0)
-        else:
+        if PARTS == 1:
+            down = downs.index(buffer * 2 + of)
             k = k.slice(WHICH * HALF, HALF, 1)
-        part = warpgroup_mma(down, k, part, use_acc=of > 0, is_async=True)
+        else:
+            down = downs.index(buffer * 4 + WHICH * 2 + of)
+        part = warpgroup_mma(down.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
     return part
 
 
 @gluon.jit
 @no_type_check
-def step(dk, dv, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH: gl.constexpr,
-         HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
-    """One tile of rows into dK, dV and the sums of dQ."""
+def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH: gl.constexpr,
+         HAS_LEFT: gl.constexpr, PARTS: gl.constexpr):
+    """One tile of rows, one or two times 64, into dK, dV and the sums of dQ."""
     q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
-    least_of, delta_of, numbers = stats
-    padded, queries, keys, key, whole, split, left, right, scale_log2 = job
+    padded, queries, whole, split, scale_log2 = job
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
-    BLOCK_M: gl.constexpr = downs.shape[2]
-    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
-    at = tile * BLOCK_M
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    q = take(q_ring, count)
-    dout = take(dout_ring, count)
-    none = gl.zeros([ROWS, BLOCK_M], gl.float32, SCORES)
+    HALF: gl.constexpr = staging.shape[5]
+    PLACES: gl.constexpr = q_ring[0].shape[0]
+    buffer = count & 1
+    at = tile * (ROWS * PARTS)
+    first = count * PARTS
+    cut = (tile < whole) | (tile >= split)
+    # 0, which the compiler does not know: it would hold the addresses of all that follows in registers.
     zero = count >> 30
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     k = flat(k_ring[0].index(WHICH + zero))
     v = flat(v_ring[0].index(WHICH + zero))
+    q = take(q_ring, first)
+    dout = take(dout_ring, first)
     scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
-    least = least_of.index(count % least_of.shape[0]).load(SCORES) * scale_log2
-    scores = warpgroup_mma_wait(1, [scores])
-    if (tile < whole) | (tile >= split):
-        scores = hide(scores, numbers, key, at, queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_M)
-    weights = gl.exp2(scores * scale_log2 + least)
-    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
-    above = warpgroup_mma_wait(1, [above])
-    delta = delta_of.index(count % delta_of.shape[0]).load(SCORES)
-    down = (weights * (above + delta)).to(dout.dtype)
-    downs.index(2 * (count & 1) + WHICH).store(down)
+    if PARTS == 1:
+        down, dv = fold(scores, above, dv, dout, stats, first % PLACES, at, cut, low, high, scale_log2, HAS_LEFT, OF_V,
+                        1)
+        downs.index(buffer * 2 + WHICH).store(down)
+    else:
+        late_q = take(q_ring, first + 1)
+        late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
+        down, dv = fold(scores, above, dv, dout, stats, first % PLACES, at, cut, low, high, scale_log2, HAS_LEFT, OF_V,
+                        2)
+        dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
+        downs.index(buffer * 4 + WHICH).store(down)
+        q = late_q
+        dout = take(dout_ring, first + 1)
+        above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+        down, dv = fold(late_scores, above, dv, dout, stats, (first + 1) % PLACES, at + ROWS, cut, low, high,
+                        scale_log2, HAS_LEFT, OF_V, 1)
+        downs.index(buffer * 4 + 2 + WHICH).store(down)
     fence_async_shared()
-    mbarrier.arrive(filled.index(count & 1))
-    mbarrier.wait(filled.index(count & 1), count // 2 & 1)
-    part = part_of(downs, 2 * (count & 1), k_ring, zero, WHICH)
+    mbarrier.arrive(filled.index(buffer))
+    mbarrier.wait(filled.index(buffer), count // 2 & 1)
+    part = part_of(downs, buffer, k_ring, zero, WHICH, PARTS)
     dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
     tma.store_wait(0)
-    give_back(dout_ring, count)
+    # The warps meet before they arrive: the tile that the store read is free.
+    for index in gl.static_range(PARTS):
+        give_back(dout_ring, first + index)
     flat(staging.index(WHICH)).store(part)
     fence_async_shared()
     sync_warps()
-    if BLOCK_M > ROWS:
-        add_tile(sums_desc, place_of(padded, queries, at + WHICH * ROWS, head), staging.index(WHICH))
+    if PARTS == 1:
+        add_tile(sums_desc, place_of(padded, queries, at, head, WHICH * HALF), staging.index(WHICH))
     else:
-        add_tile(sums_desc, place_of(padded, queries, at, head, WHICH * (BLOCK_D // 2)), staging.index(WHICH))
+        add_tile(sums_desc, place_of(padded, queries, at + WHICH * ROWS, head), staging.index(WHICH))
     dk = warpgroup_mma_wait(0, [dk])
-    give_back(q_ring, count)
+    for index in gl.static_range(PARTS):
+        give_back(q_ring, first + index)
     return dk, dv
 
 
@@ -217,7 +247,6 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
     DTYPE: gl.constexpr = dk_desc.dtype
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
     BLOCK_V: gl.constexpr = v_ring[0].shape[5]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     members = problem[6]
@@ -228,7 +257,8 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, OF_K)
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
         if begin < end:
-            job = (padded, queries, keys, key, whole, split, problem[4], problem[5], scale_log2)
+            job = (padded, queries, whole, split, scale_log2)
+            low, high = reach_of(key, queries, keys, problem[4], problem[5], HAS_LEFT, HAS_RIGHT)
             tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             take(k_ring, 0)  # half of dQ is of all keys
             take(k_ring, 1)
@@ -236,8 +266,8 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             tile = begin
             head = head_kv * members
             for count in range(members * (end - begin)):
-                dk, dv = step(dk, dv, tiles, stats, filled, sums_desc, job, count, tile, head, WHICH, HAS_LEFT,
-                              HAS_RIGHT)
+                dk, dv = step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH,
+                              HAS_LEFT, BLOCK_M // ROWS)
                 tile += 1
                 if tile == end:
                     tile = begin
@@ -264,23 +294,24 @@ def flash_hopper_backward(
     STAGES: gl.constexpr,
 ):
     """Rings, tiles and barriers, and who does what."""
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    PLACES: gl.constexpr = STAGES * PARTS
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, members, heads_kv, pairs, tiles, group)
-    rings = (ring_of(q_desc, STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2))
-    leasts = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
-    deltas = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)
+    rings = (ring_of(q_desc, PLACES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, PLACES, 2))
+    leasts = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
+    deltas = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
     numbers = gl.allocate_shared_memory(gl.int32, stats_desc.block_shape, stats_desc.layout)
     EACH: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
-    numbers.store(gl.arange(0, BLOCK_M, gl.SliceLayout(0, EACH))[None, :])
-    stats = (leasts, deltas, numbers)
-    DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_M], q_desc.dtype)
-    downs = gl.allocate_shared_memory(q_desc.dtype, [4, ROWS, BLOCK_M], DOWN)
+    numbers.store(gl.arange(0, ROWS, gl.SliceLayout(0, EACH))[None, :])
+    DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ROWS], q_desc.dtype)
+    downs = gl.allocate_shared_memory(q_desc.dtype, [2 * PARTS * 2, ROWS, ROWS], DOWN)
     staging = gl.allocate_shared_memory(gl.float32, [2] + sums_desc.block_shape, sums_desc.layout)
     filled = barriers(2, 2)
     done = barriers(1, 2).index(0)
     fence_async_shared()
+    stats = (leasts, deltas, numbers)
     loads = (q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
-    sums = (dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale,
-            scale_log2)
+    sums = (dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale, scale_log2)
     gl.warp_specialize([
         (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
         (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
