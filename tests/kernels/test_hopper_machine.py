@@ -1,4 +1,4 @@
-"""The Hopper machine: values of Gluon kernels; each mistake it knows caught under any seed, its right version not."""
+"""The Hopper machine: each mistake it knows caught under any seed, the version without it right under each."""
 
 import pytest
 import torch
@@ -13,19 +13,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.kernels.hopper import add_tile, load_tile, place_of, rows_of, store_tile
-from attnbench.kernels.rows import section_of
+from attnbench.kernels.hopper import load_tile, store_tile
 
 from .hopper_machine import (
     BarrierMisuse,
     Deadlock,
     MissingFence,
-    Mistake,
-    OutOfBounds,
     Race,
     TooEarly,
     Unfinished,
-    Unsupported,
     run,
 )
 from .hopper_machine.schedule import Schedule
@@ -35,11 +31,9 @@ SIDE = gl.constexpr(64)
 BYTES = gl.constexpr(64 * 64 * 2)
 
 
-def described(x, rows=64):
-    """Tiles [rows, all columns] of a matrix."""
-    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[x.dtype]
-    block = [rows, x.shape[1]]
-    return TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
+def described(x):
+    """Tiles [64, 64] of a matrix in bf16."""
+    return TensorDescriptor.from_tensor(x, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16))
 
 
 # ── a loader and a worker: the sum of X Xᵀ over tiles X, with one slip or none ─────────────────────
@@ -273,6 +267,55 @@ def test_columns_side_by_side_are_not_the_same_memory():
 
 
 @gluon.jit
+def look(mine, out_ptr, WRITES: gl.constexpr):
+    value = mine.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    if WRITES:
+        mine.store(value)
+
+
+@gluon.jit
+def onlookers(out_ptr, WRITES: gl.constexpr):
+    mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    gl.warp_specialize([(look, (mine, out_ptr, False)), (look, (mine, out_ptr, WRITES))], [4])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_may_read_at_once_and_who_writes_knows_of_both(seed):
+    run(onlookers, (1,), torch.zeros(1), False, seed=seed)
+    with pytest.raises(Race, match=r"partition 0 \(look\)"):
+        run(onlookers, (1,), torch.zeros(1), True, seed=seed)
+
+
+@gluon.jit
+def too_many(ONE_CALL: gl.constexpr):
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, 1)
+    if ONE_CALL:
+        mbarrier.arrive(bar, count=2)
+    mbarrier.expect(bar, 16)
+    mbarrier.arrive(bar)
+
+
+@pytest.mark.parametrize("one_call", [False, True])
+def test_a_barrier_takes_no_more_arrivals_than_it_was_made_for(one_call):
+    with pytest.raises(BarrierMisuse, match="more arrivals than bar takes"):
+        run(too_many, (1,), one_call)
+
+
+@gluon.jit
+def expects(BYTES_TO_COME: gl.constexpr):
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, 1)
+    mbarrier.expect(bar, BYTES_TO_COME)
+
+
+def test_bytes_that_never_come_are_an_error_though_nobody_waits():
+    run(expects, (1,), 0)
+    with pytest.raises(Unfinished, match="0 of 1 arrivals and 16 bytes to come"):
+        run(expects, (1,), 16)
+
+
+@gluon.jit
 def read_unwritten(out_ptr):
     SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -286,151 +329,3 @@ def test_memory_nobody_wrote_is_nan():
     out = torch.zeros(64)
     run(read_unwritten, (1,), out)
     assert out.isnan().all()
-
-
-# ── tensor maps ────────────────────────────────────────────────────────────────────────────────────
-
-
-@gluon.jit
-def move(from_desc, to_desc, start, rows, first, head, there, ADD: gl.constexpr):
-    """Rows [first, first + 64) of one sequence to rows `first` of one that begins at `there`."""
-    tile = gl.allocate_shared_memory(from_desc.dtype, from_desc.block_shape, from_desc.layout)
-    bar = mbarrier.allocate_mbarrier()
-    mbarrier.init(bar, 1)
-    mbarrier.expect(bar, from_desc.block_type.nbytes)
-    load_tile(from_desc, place_of(start, rows, first, head), bar, tile)
-    mbarrier.wait(bar, 0)
-    if ADD:
-        add_tile(to_desc, place_of(there, rows, first, head), tile)
-    else:
-        store_tile(to_desc, place_of(there, rows, first, head), tile)
-    tma.store_wait(0)
-
-
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize(("start", "rows", "first"),
-                         [(0, 300, 0), (7, 63, 0), (100, 129, 128), (40, 65, 64), (3, 1, 0)])
-def test_rows_of_a_sequence_end_where_it_does(start, rows, first, add):
-    torch.manual_seed(0)
-    x = torch.randn(310, 2, 16)
-    y = torch.randn(320, 2, 16)
-    want = y.clone()
-    taken = x[start + first:start + min(first + 64, rows), 1]
-    there = want[5 + first:5 + first + len(taken), 1]
-    there.copy_(there + taken if add else taken)
-    run(move, (1,), rows_of(x, 64, 16), rows_of(y, 64, 16), start, rows, first, 1, 5, add)
-    assert torch.equal(y, want)
-
-
-def test_a_box_outside_the_storage_is_an_error():
-    x, y = torch.randn(310, 2, 16), torch.zeros(320, 2, 16)
-    with pytest.raises(OutOfBounds, match="of a storage of 9920"):
-        run(move, (1,), rows_of(x, 64, 16), rows_of(y, 64, 16), 300, 64, 0, 1, 0, False)
-
-
-def test_a_tile_of_another_shape_is_an_error():
-    x, y = torch.randn(310, 2, 16), torch.zeros(320, 2, 16)
-    with pytest.raises(Mistake, match="bulk store: tile has"):
-        run(move, (1,), rows_of(x, 64, 16), rows_of(y, 32, 16), 0, 64, 0, 1, 0, False)
-
-
-# ── numbers, pointers, names ───────────────────────────────────────────────────────────────────────
-
-
-@gluon.jit
-def arithmetic(numbers_ptr, floats_ptr, n, scale, ODD: gl.constexpr):
-    number = 7
-    if ODD == "negative":
-        number = (number - n) // 2
-    if ODD == "negative tile":
-        gl.store(numbers_ptr + gl.arange(0, 8), (gl.arange(0, 8) - 4) % 3)
-    if ODD == "wide":
-        number = n * 2000000000
-    if ODD == "asm":
-        gl.inline_asm_elementwise("", "=r,r", [number], dtype=gl.int32, is_pure=True, pack=1)
-    if ODD == "missing":
-        gl.histogram(gl.arange(0, 8), 8)
-    if ODD == "pointer":
-        gl.store(numbers_ptr + gl.arange(0, 16), 0, mask=gl.arange(0, 16) < 9)
-    if ODD == "constant":
-        takes_constant(numbers_ptr, n)
-    if ODD == "index":
-        gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()).index(n)
-    lanes = gl.arange(0, 8)
-    gl.store(numbers_ptr + lanes, gl.where(lanes < number, lanes * n + number // 2, -1))
-    values = lanes.to(gl.float32) * scale
-    worst = gl.max(gl.where(lanes == 3, float("nan"), values), 0)
-    total = gl.sum(values, 0) + gl.exp2(3.0)
-    gl.store(floats_ptr, worst)
-    gl.store(floats_ptr + 1, total)
-    gl.store(floats_ptr + 2, gl.maximum(worst, total) / gl.minimum(4, n))
-    twice = gl.broadcast(values[:, None], gl.zeros([8, 2], gl.float32))[0]
-    values = twice.permute([1, 0]).reshape([16]).reshape([2, 8]).max(0)
-    low, high = gl.join(values, gl.fma(values, values, 1.0)).split()
-    gl.store(floats_ptr + 3, gl.sum(high - low, 0))
-    thirds = gl.cast(lanes.to(gl.float32) / 3, gl.bfloat16)
-    gl.store(floats_ptr + 4, gl.sum(thirds, 0), mask=gl.program_id(0) == 0)
-    gl.atomic_add(floats_ptr + 5 + lanes * 0, values)
-    gl.store(floats_ptr + 6, gl.load(numbers_ptr + 1) + gl.load(floats_ptr + 100, mask=False, other=0.5))
-
-
-@gluon.jit
-def takes_constant(numbers_ptr, N: gl.constexpr):
-    gl.store(numbers_ptr, N)
-
-
-def test_numbers_are_those_of_a_kernel():
-    numbers, floats = torch.zeros(8, dtype=torch.int32), torch.zeros(7)
-    run(arithmetic, (1,), numbers, floats, 10, 0.1, "")
-    assert numbers.tolist() == [3, 13, 23, 33, 43, 53, 63, -1]
-    tenths = torch.arange(8) * torch.tensor(0.1)
-    thirds = (torch.arange(8) / 3).bfloat16().float()
-    want = [0.7, 10.8, 2.7, (tenths * tenths + 1 - tenths).sum().item(), thirds.sum().item(), 2.8, 13.5]
-    assert floats.tolist() == pytest.approx(want, rel=1e-6)
-
-
-@pytest.mark.parametrize(("odd", "mistake", "words"), [
-    ("negative", Mistake, "negative operand of //"),
-    ("negative tile", Mistake, "negative operand of //"),
-    ("wide", Mistake, "20000000000 does not fit into 32 bits"),
-    ("asm", Unsupported, "inline_asm_elementwise"),
-    ("missing", Unsupported, "histogram"),
-    ("pointer", OutOfBounds, "outside its tensor's 8 elements"),
-    ("constant", Mistake, r"takes_constant\(N\) is a constexpr"),
-    ("index", OutOfBounds, "index 10 of"),
-])
-def test_what_a_kernel_may_not_depend_on_is_an_error(odd, mistake, words):
-    with pytest.raises(mistake, match=words):
-        run(arithmetic, (1,), torch.zeros(8, dtype=torch.int32), torch.zeros(7), 10, 0.1, odd)
-
-
-@gluon.jit
-def truncated(a_desc, b_desc, out_ptr):
-    SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 8])
-    a = gl.allocate_shared_memory(gl.float32, a_desc.block_shape, a_desc.layout)
-    b = gl.allocate_shared_memory(gl.float32, b_desc.block_shape, b_desc.layout)
-    bar = mbarrier.allocate_mbarrier()
-    mbarrier.init(bar, 1)
-    mbarrier.expect(bar, 2 * a_desc.block_type.nbytes)
-    load_tile(a_desc, [0, 0], bar, a)
-    load_tile(b_desc, [0, 0], bar, b)
-    mbarrier.wait(bar, 0)
-    product = warpgroup_mma(a, b.permute([1, 0]), gl.zeros([SIDE, SIDE], gl.float32, SUM), use_acc=False)
-    tile, pair = section_of(gl.program_id(0), 2, 3, 2)
-    rows = gl.arange(0, SIDE, gl.SliceLayout(1, SUM))[:, None]
-    columns = gl.arange(0, SIDE, gl.SliceLayout(0, SUM))[None, :]
-    gl.store(out_ptr + ((pair * 2 + tile) * SIDE + rows) * SIDE + columns, product, mask=rows < SIDE - tile)
-
-
-def test_functions_of_plain_triton_run_too_and_fp32_products_are_tf32():
-    torch.manual_seed(0)
-    a, b = torch.randn(64, 32), torch.randn(64, 32)
-    out = torch.full((6, 64, 64), 9.0)
-    run(truncated, (6,), described(a), described(b), out)
-    exact = a.double() @ b.double().T
-    assert torch.allclose(out[0].double(), exact, atol=0.05)
-    assert (out[0] - exact).abs().max() > 1e-4
-    for pair in range(3):
-        assert torch.equal(out[2 * pair], out[0])
-        assert torch.equal(out[2 * pair + 1, :63], out[0, :63])
-        assert (out[2 * pair + 1, 63] == 9).all()
