@@ -42,7 +42,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         chosen = x if condition else y
         if any(isinstance(one, float) for one in (x, y)):
             return float(chosen)
-        return chosen if isinstance(chosen, bool) else Int(chosen, max(whole(x).bits, whole(y).bits))
+        return chosen if isinstance(chosen, bool) else Int(chosen, builtins.max(whole(x).bits, whole(y).bits))
     first, second = paired(x, y)
     test = condition.value if isinstance(condition, Tile) else torch.tensor(bool(condition))
     if not any(isinstance(one, torch.Tensor) for one in (first, second)):
