@@ -235,7 +235,18 @@ def launch_backward(
         problem: sequences, mask and factors; checked before.
         config: tiles, code path, and whether dQ comes by atomics.
         workspace: fp32 [Tq, H, D], contiguous, where it does (`workspace_shape`).
+
+    Raises:
+        ValueError: the configuration asks for the Hopper kernel and it cannot run this; the one line says why.
     """
+    if config.columns.ws:
+        from attnbench.kernels.hstu_hopper_backward import launch_hopper_backward
+
+        assert workspace is not None
+        workspace.zero_()
+        launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        _round(workspace, dq, problem)
+        return
     if config.columns.atomic:
         assert workspace is not None
         workspace.zero_()

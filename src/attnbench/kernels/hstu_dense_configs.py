@@ -52,8 +52,22 @@ class _Tiles:
 class ForwardConfig(_Tiles):
     """Cut of the forward kernel."""
 
-    ahead: bool = False
-    "the scores of a tile are there before the product with the last one's values: SiLU is worked out beside it"
+    order: str = "plain"
+    """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
+    ws: so too, while a warp of its own loads for warpgroups of 64 rows each (sm_90); pp: these take turns (ping-pong)"""
+    grid: str = "tiles"
+    "of ws and pp: tiles: a program each; persistent: a program an SM, which takes one after another"
+
+    @property
+    def hopper(self) -> bool:
+        """Whether this is a cut of the kernel in hstu_hopper_forward, whose warps have jobs of their own."""
+        return self.order in ("ws", "pp")
+
+    def hopper_flags(self) -> dict[str, Any]:
+        """What of the cut is compiled into that kernel."""
+        return {"BLOCK_N": self.block_n, "STAGES": self.stages, "GROUPS": self.block_m // 64,
+                "TURNS": self.order == "pp", "PERSISTENT": self.grid == "persistent",
+                "APPROXIMATE": self.silu == "tanh", "REGISTERS": WARPGROUPS[self.warps]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +76,9 @@ class ColumnConfig(_Tiles):
 
     atomic: bool = False
     "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
+    ws: bool = False
+    """the kernel of hstu_hopper_backward, for sm_90 and 16 bits, dims to 128: a warp loads, eight work out; with
+    block_m 64, block_n 128, warps 8 and atomic"""
     split: bool = False
     "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
 
@@ -86,6 +103,41 @@ class BackwardConfig:
 
 
 _Cut = TypeVar("_Cut", bound=_Tiles)
+
+WARPGROUPS = {8: 240, 12: 160}
+"Warps beside the loader of the Hopper forward, and how many registers each thread of them has."
+HOPPER_SHARED_BYTES = 227 * 1024 - 1024
+"Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
+
+
+def hopper_fault(
+    config: ForwardConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
+) -> str | None:
+    """Why the Hopper forward cannot be launched so, behind the configuration's name; None where it can.
+
+    Args:
+        config: with the order ws or pp.
+        capability: of the card; None: not asked.
+        item_bytes: of an element.
+        attn_dim: of queries and keys.
+        linear_dim: of values.
+    """
+    block_d, block_v = (max(16, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
+    tiles = config.stages * config.block_n * block_d + (config.stages + 1) * config.block_n * block_v
+    rows = config.block_m * (block_d + (block_v if block_v != block_d else 0))
+    odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
+         f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
+        (bool(odd), f"loads by tensor maps, rows of {odd and odd[0]} dims are no multiple of 16 bytes; a multiple of 8"),
+        ((tiles + rows) * item_bytes > HOPPER_SHARED_BYTES,
+         f"takes {(tiles + rows) * item_bytes // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
 
 
 def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> ForwardConfig:

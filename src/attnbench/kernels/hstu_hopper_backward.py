@@ -1,0 +1,351 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Dense HSTU attention backward for Hopper: one warp loads, two warpgroups of 64 keys each gather the gradients.
+
+The sums are those of hstu_dense_backward's column kernel with atomics.  What differs is who waits for whom:
+
+    loader        keys and values of a tile once, then tiles of 64 queries with their dO, as places become free
+    warpgroup     Sᵀ = K Qᵀ and dPᵀ = V dOᵀ are issued together; A = SiLU(S) is worked out beside the second, and
+                  dV += Aᵀ dO runs while dS is; both warpgroups put dSᵀ into shared memory, and each makes half the
+                  columns of dQ from all of it, beside its own dK += dSᵀ Q
+    dQ            leaves through shared memory as an addition in fp32 (`hopper.add_tile`) that nobody waits for until
+                  the next tile's dQ is there
+
+So five products a tile, each tile of Q and dO read once a tile of keys.  (The order of work is that of the backward in
+Shah et al. 2024, arXiv:2407.08608; SiLU has no row sums, so nothing else is read.)  dK and dV leave from where the
+keys and values were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from attnbench.kernels.hopper import (
+    ROWS,
+    add_tile,
+    barriers,
+    fill,
+    flat,
+    give_back,
+    is_rows,
+    place_of,
+    ring_of,
+    rows_of,
+    store_tile,
+    sync_warps,
+    take,
+)
+from attnbench.kernels.hstu_dense_problem import WHO, block_of, group_of
+from attnbench.kernels.hstu_dense_tiles import COUNTS, rows_of_keys, sees, sequence, silu_and_slope
+from attnbench.kernels.rows import section_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.hstu_dense_configs import ColumnConfig
+    from attnbench.kernels.hstu_dense_problem import Problem
+
+KEYS = gl.constexpr(128)
+"Keys of a program, 64 a warpgroup."
+
+HIDDEN = gl.constexpr(-1e4)
+"A score α s / 2 whose SiLU and slope are 0, by the tanh instruction and by an exponential."
+
+
+@gluon.jit
+@no_type_check
+def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
+           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr):
+    """Which keys a program is about, and which tiles of queries see them.
+
+    Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
+    """
+    offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group = problem
+    # The first keys are seen by most rows.
+    tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    start = tile * KEYS
+    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + KEYS, keys) - 1, keys, prefix, seen,
+                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    front = 0
+    if HAS_PREFIX:
+        front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
+    begin = gl.maximum(gl.maximum(low - first_query, 0) // ROWS, front)
+    end = gl.maximum((gl.maximum(high - first_query, 0) + ROWS - 1) // ROWS, begin)
+    whole = (gl.maximum(all_low - first_query, 0) + ROWS - 1) // ROWS
+    whole = gl.minimum(gl.maximum(whole, begin), end)
+    # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
+    last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
+    split = gl.minimum(gl.maximum(last, whole), end)
+    return (head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start, front,
+            begin, whole, split, end)
+
+
+@gluon.jit
+@no_type_check
+def tile_of(index, front, begin, HAS_PREFIX: gl.constexpr):
+    """The index-th tile of queries that a program takes."""
+    tile = begin + index
+    if HAS_PREFIX:
+        tile = gl.where(index < front, index, tile - front)
+    return tile
+
+
+@gluon.jit
+@no_type_check
+def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+         HAS_CACHE: gl.constexpr):
+    """The loader's work."""
+    q_desc, k_desc, v_desc, dout_desc, half_desc, rings, problem = given
+    q_ring, k_ring, v_ring, dout_ring, half_ring = rings
+    HALF: gl.constexpr = half_ring[0].shape[5]
+    HALVES: gl.constexpr = half_ring[0].shape[3] == KEYS
+    (head, key_start, query_start, keys, first_query, _prefix, _seen, start, front, begin, _whole, _split,
+     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)
+    steps = front + end - begin
+    if (start < keys) & (steps > 0):
+        queries = keys - first_query
+        for which in gl.static_range(2):
+            fill(k_ring, which, k_desc, key_start, keys, start + which * ROWS, head)
+        for count in range(steps):
+            at = tile_of(count, front, begin, HAS_PREFIX) * ROWS
+            fill(q_ring, count, q_desc, query_start, queries, at, head)
+            if count == 0:
+                for which in gl.static_range(2):
+                    fill(v_ring, which, v_desc, key_start, keys, start + which * ROWS, head)
+                    if HALVES:
+                        fill(half_ring, which, half_desc, key_start, keys, start, head, 0, which * HALF)
+            fill(dout_ring, count, dout_desc, query_start, queries, at, head)
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, half_alpha, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
+         HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
+    """Scores [keys, queries] from `key` and from `query`; where the mask hides, one whose SiLU and slope are 0."""
+    rows = gl.arange(0, ROWS, gl.SliceLayout(0, scores.type.layout))[None, :]
+    # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
+    # constant of the code, where it were a register a column that the compiler keeps through the loop.
+    own = rows & 7
+    zero = query + own
+    keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
+    see = sees(rows - own, keys, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    hidden = gl.where(half_alpha == 0.0, 0.0, HIDDEN / half_alpha)
+    return gl.where(see, scores, hidden)
+
+
+@gluon.jit
+@no_type_check
+def part_of(downs, slot, zero, k_ring, half_ring, WHICH: gl.constexpr):
+    """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys."""
+    HALF: gl.constexpr = k_ring[0].shape[5] // 2
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    part = gl.zeros([ROWS, HALF], gl.float32, LAYOUT)
+    if half_ring[0].shape[3] == KEYS:
+        # Half of a tile this narrow is no tile: halves were loaded as tiles of their own.
+        k = flat(half_ring[0].index(WHICH + zero))
+        part = warpgroup_mma(downs.index(slot).permute([1, 0]), k, part, use_acc=False, is_async=True)
+    else:
+        for of in gl.static_range(2):
+            k = flat(k_ring[0].index(of + zero)).slice(WHICH * HALF, HALF, 1)
+            part = warpgroup_mma(downs.index(slot).slice(of * ROWS, ROWS, 0).permute([1, 0]), k, part, use_acc=of > 0,
+                                 is_async=True)
+    return part
+
+
+@gluon.jit
+@no_type_check
+def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL: gl.constexpr,
+         HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
+    """One tile of queries."""
+    q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging = tiles
+    (head, query_start, keys, first_query, prefix, seen, window, key, front, begin, whole, split,
+     half_alpha) = job
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    HALF: gl.constexpr = k_ring[0].shape[5] // 2
+    none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    tile = tile_of(count, front, begin, HAS_PREFIX)
+    slot = count & 1
+    # Where keys and values lie would be held in registers, of which there are none left.
+    zero = count >> 30
+    k = flat(k_ring[0].index(WHICH + zero))
+    v = flat(v_ring[0].index(WHICH + zero))
+    q = take(q_ring, count)
+    scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
+    dout = take(dout_ring, count)
+    above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(1, [scores])
+    if (tile < whole) | (tile >= split):
+        scores = hide(scores, half_alpha, key, first_query + tile * ROWS, prefix, seen, window, CAUSAL, HAS_PREFIX,
+                      HAS_TARGETS, HAS_WINDOW)
+    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
+    above = warpgroup_mma_wait(1, [above])
+    down = (above * slope).to(dout.dtype)
+    downs.index(slot).slice(WHICH * ROWS, ROWS, 0).store(down)
+    fence_async_shared()
+    mbarrier.arrive(filled.index(slot))
+    mbarrier.wait(filled.index(slot), count // 2 & 1)
+    part = part_of(downs, slot, zero, k_ring, half_ring, WHICH)
+    dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
+    part, dv = warpgroup_mma_wait(1, [part, dv])
+    # What was added last has been read, which the barrier of giving back tells all warps.
+    tma.store_wait(0)
+    give_back(dout_ring, count)
+    flat(staging.index(WHICH)).store(part)
+    fence_async_shared()
+    sync_warps()
+    add_tile(dq_desc, place_of(query_start, keys - first_query, tile * ROWS, head, WHICH * HALF), staging.index(WHICH))
+    dk = warpgroup_mma_wait(0, [dk])
+    give_back(q_ring, count)
+    return dk, dv
+
+
+@gluon.jit
+@no_type_check
+def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
+           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr):
+    """A warpgroup's work: 64 of the keys, and half of dQ's columns."""
+    dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem, factors = given
+    q_ring, k_ring, v_ring, dout_ring, half_ring = rings
+    half_alpha, dv_scale = factors
+    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
+    BLOCK_V: gl.constexpr = v_ring[0].shape[5]
+    (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
+     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)
+    if start < keys:
+        key = start + WHICH * ROWS
+        dk = gl.zeros([ROWS, BLOCK_D], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16]))
+        dv = gl.zeros([ROWS, BLOCK_V], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16]))
+        steps = front + end - begin
+        if steps > 0:
+            job = (head, query_start, keys, first_query, prefix, seen, problem[4], key, front, begin, whole, split,
+                   half_alpha)
+            tiles = (q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging)
+            for of in gl.static_range(2):
+                take(k_ring, of)
+            take(v_ring, WHICH)
+            if half_ring[0].shape[3] == KEYS:
+                take(half_ring, WHICH)
+            for count in range(steps):
+                dk, dv = step(dk, dv, tiles, filled, dq_desc, job, count, WHICH, CAUSAL, HAS_PREFIX,
+                              HAS_TARGETS, HAS_WINDOW, APPROXIMATE)
+            # Who has come here has read the keys for the last time.
+            mbarrier.arrive(done)
+            mbarrier.wait(done, 0)
+        # Gradients leave from where keys and values were.
+        flat(v_ring[0].index(WHICH)).store((dv * dv_scale).to(dv_desc.dtype))
+        flat(k_ring[0].index(WHICH)).store((dk * (half_alpha * dv_scale)).to(dk_desc.dtype))
+        fence_async_shared()
+        sync_warps()
+        store_tile(dv_desc, place_of(key_start, keys, key, head), v_ring[0].index(WHICH))
+        store_tile(dk_desc, place_of(key_start, keys, key, head), k_ring[0].index(WHICH))
+        tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_hopper_backward(
+    q_desc, k_desc, v_desc, dout_desc, half_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, half_alpha, dv_scale, heads, pairs, tiles, group, contextual_len, window,
+    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+    HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
+):
+    """Rings, tiles and barriers, and who does what."""
+    problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
+    k_ring = ring_of(k_desc, 2, 1)
+    half_ring = k_ring
+    if half_desc.block_shape[2] == KEYS:
+        half_ring = ring_of(half_desc, 2, 1)
+    rings = (ring_of(q_desc, STAGES, 2), k_ring, ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2), half_ring)
+    DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
+    downs = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], DOWN)
+    staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
+    filled = barriers(2, 2)
+    done = barriers(1, 2).index(0)
+    fence_async_shared()
+    loads = (q_desc, k_desc, v_desc, dout_desc, half_desc, rings, problem)
+    sums = (dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem,
+            (half_alpha, dv_scale))
+    # Constants are written out each time: in a tuple they would be numbers of the run.
+    gl.warp_specialize([
+        (gather, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
+        (gather, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
+        (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)),
+    ], [4, 1], [240, 24])
+
+
+def launch_hopper_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, sums: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+    config: ColumnConfig,
+) -> None:
+    """Compute dk and dv, and add dQ's parts, without their factor α / 2N, to `sums`; waits for nothing.
+
+    Args:
+        q: [Tq, H, D], of 16 bits, D at most 128.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv], Dv at most 128.
+        dout: [Tq, H, Dv].
+        sums: fp32 [Tq, H, D].
+        dk: like k; every row is written, as in dv.
+        dv: like v.
+        problem: sequences, mask and factors; checked before.
+        config: how many tiles are in flight, and how SiLU is worked out.
+
+    Raises:
+        ValueError: the card, the precision, the dims or a tensor's strides are none of this kernel's; one line.
+    """
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen // KEYS.value), problem.batch * heads
+    if not q.numel():
+        dk.zero_()
+        dv.zero_()
+    if tiles * pairs == 0 or not q.numel():
+        return
+    given = {"q": q, "k": k, "v": v, "dout": dout, "sums": sums, "dk": dk, "dv": dv}
+    _refuse(given, config)
+    block_d, block_v = (max(32, block_of(dim)) for dim in (attn_dim, linear_dim))
+    rows, half = ROWS.value, block_d // 2
+    described = [rows_of(x, height, width) for x, height, width in (
+        (q, rows, block_d), (k, rows, block_d), (v, rows, block_v), (dout, rows, block_v),
+        (k, KEYS.value, half) if half < rows else (k, rows, block_d),
+        (dk, rows, block_d), (dv, rows, block_v), (sums, rows, half))]
+    reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
+    hstu_hopper_backward[(tiles * pairs,)](
+        *described, problem.offsets, problem.offsets_q, problem.num_targets, problem.alpha / 2,
+        1 / problem.scaling_seqlen, heads, pairs, tiles, group_of(reread, config.section_mib, pairs),
+        problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), STAGES=config.stages,
+        APPROXIMATE=config.silu == "tanh", num_warps=4)
+
+
+def _refuse(given: dict[str, Tensor], config: ColumnConfig) -> None:
+    """Refuse what this kernel cannot run: it is asked for by name, and another one is not what was asked for."""
+    q, v = given["q"], given["v"]
+    card = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else (9, 0)
+    strided = [name for name, x in given.items() if not is_rows(x)]
+    for wrong, said in (
+        (card != (9, 0), f"is for sm_90, and the card is sm_{card[0]}{card[1]}"),
+        (q.element_size() != 2, f"is for 16 bits, and q is {q.dtype}"),
+        (max(q.shape[2], v.shape[2]) > 128, f"is for at most 128 dims, and these are {q.shape[2]} and {v.shape[2]}"),
+        ((config.block_m, config.block_n, config.warps, config.atomic, config.split) != (64, 128, 8, True, False),
+         "has block_m=64, block_n=128, warps=8, atomic and no split"),
+        (bool(strided), f"loads by tensor maps, which cannot describe {', '.join(strided)}: strides of 16 bytes, and "
+                        "an address divisible by 16"),
+    ):
+        if wrong:
+            raise ValueError(f"{WHO}: backward.columns.ws=True {said}; ws=False")
