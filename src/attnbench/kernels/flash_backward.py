@@ -117,6 +117,11 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
     if not tiles * pairs:
         return
     sums = workspace.sums
+    if config.order == "ws":
+        from attnbench.kernels.flash_hopper_backward import launch_hopper_columns
+
+        assert sums is not None
+        return launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
     # The interpreter has no atomics of descriptors.
     tma_add = tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)

@@ -2,6 +2,7 @@
 
     b64x128w8s3-atomic-tma             one kernel: 64 rows by 128 keys, 8 warps, 3 stages, dQ by fp32 atomics
     b64x128w8s3-r128x64w8s2-tma-late   deterministic: after it a kernel for dQ with the cut behind the r
+    b64x128w8s2-atomic-tma-ws          the kernel for Hopper: a warp loads, two warpgroups of 64 keys compute
 
 The defaults are data, in ``flash_backward.toml`` beside this file: the first row that fits is taken.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 __all__ = ["BackwardConfig", "Cut", "backward_config", "backward_space", "parse_backward", "tuned_backward", "why_not"]
 
-ORDERS = ("early", "late", "ahead")
+ORDERS = ("early", "late", "ahead", "ws")
 LOADS = ("pointer", "tma")
 MASKS = ("apart", "fused")
 ADDS = ("last", "beside")
@@ -27,7 +28,7 @@ PRECISIONS = ("ieee", "tf32x3", "tf32")
 SECTION_MIB = 24
 _TABLE = Path(__file__).with_name("flash_backward.toml")
 _CUT = r"(\d+)x(\d+)w(\d+)s(\d+)"
-_SHORT = re.compile(rf"b{_CUT}-(?:atomic|r{_CUT})(-tma)?(?:-(late|ahead))?(-fused)?(-beside)?"
+_SHORT = re.compile(rf"b{_CUT}-(?:atomic|r{_CUT})(-tma)?(?:-(late|ahead|ws))?(-fused)?(-beside)?"
                     r"(?:-m(\d+))?(?:-g(\d+))?(?:-l(\d+))?(?:-(tf32x3|tf32))?", re.ASCII)
 
 
@@ -58,7 +59,8 @@ class BackwardConfig:
     loads: str = "pointer"
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; tensors it cannot read: pointer)"
     order: str = "early"
-    "dO Vᵀ early, before the exponentials, or late; ahead: the scores of the next tile before dK of this one"
+    """dO Vᵀ early, before the exponentials, or late; ahead: the scores of the next tile before dK of this one;
+    ws: of flash_hopper_backward, one warp loads and two warpgroups compute"""
     mask: str = "apart"
     "of columns; apart: masked tiles in a loop of their own; fused: in the one loop (only of dense tensors by tma)"
     add: str = "last"
@@ -123,7 +125,7 @@ def parse_backward(text: str) -> BackwardConfig:
         config = BackwardConfig(**values)
         if config.short == text:
             return config
-    raise ValueError("bMxNwWsS-atomic or bMxNwWsS-rMxNwWsS, then any of -tma, -late or -ahead, -fused, -beside, "
+    raise ValueError("bMxNwWsS-atomic or bMxNwWsS-rMxNwWsS, then any of -tma, -late, -ahead or -ws, -fused, -beside, "
                      "-mSTAGES, -gREGISTERS, -lMIB, -tf32x3 or -tf32, in this order")
 
 
@@ -147,6 +149,8 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
                                       ("stages", cut.stages, (1, 2, 3, 4))):
             if value not in accepted:
                 return f"tile: {name}={value}; one of {', '.join(map(str, accepted))}"
+    if config.order == "ws":
+        return _not_hopper(config, capability, item_bytes, max(dim, dim_v))
     if config.loads == "tma" and 0 < capability[0] < 9:
         return "tma: sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
@@ -162,6 +166,25 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
     if capability[0] == 9 and item_bytes == 2 and (narrow := _narrow(config)):
         return f"warpgroup: {narrow}, products of single warps; at least 64"
     return _too_large(config, capability, item_bytes, _padded(dim), _padded(dim_v)) if capability[0] else None
+
+
+def _not_hopper(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int) -> str | None:
+    """Why a configuration of the order `ws` is none, or not for this card or these dims."""
+    cut = config.columns
+    if capability != (9, 0):
+        return f"ws: sm_{capability[0]}{capability[1]} has no warpgroup products; sm_90"
+    if item_bytes != 2 or dim > 128:
+        return f"ws: {item_bytes}-byte elements of {dim} dims; 2 bytes, up to 128 dims"
+    plain = BackwardConfig(columns=cut, loads="tma", order="ws", section_mib=config.section_mib)
+    if config != plain or config.section_mib < 1:
+        return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
+    rows = 128 if dim <= 64 else 64
+    if (cut.block_m, cut.block_n, cut.warps) != (rows, 128, 8):
+        return f"ws: {cut} at {dim} dims; {rows}x128w8"
+    # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
+    columns = 64 if dim <= 64 else 128
+    taken = 4 * columns * (128 + cut.stages * rows) + 4 * 128 * rows + 4 * columns * rows + 1024 * (cut.stages + 2)
+    return f"shared memory: columns take {taken} bytes; at most {227 * 1024}" if taken > 227 * 1024 else None
 
 
 def _narrow(config: BackwardConfig) -> str | None:

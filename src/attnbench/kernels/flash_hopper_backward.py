@@ -18,7 +18,8 @@ filled one knows that both have read the other.
 
 from __future__ import annotations
 
-from typing import no_type_check
+import math
+from typing import TYPE_CHECKING, Any, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,6 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_backward_columns import padded_start
+from attnbench.kernels.flash_problem import group_of
 from attnbench.kernels.flash_tiles import rows_of_keys, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
@@ -39,24 +41,38 @@ from attnbench.kernels.hopper import (
     fill,
     flat,
     give_back,
+    is_rows,
     load_tile,
     place_of,
     ring_of,
+    rows_of,
     store_tile,
     sync_warps,
     take,
+    tile_layout,
 )
 from attnbench.kernels.rows import section_of
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash_backward_configs import BackwardConfig
+    from attnbench.kernels.flash_problem import Problem
+
+LN_2 = gl.constexpr(0.6931471805599453)
+
 KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
+
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
+"Layout of a product [64 keys, 64 rows]."
 
 
 @gluon.jit
 @no_type_check
 def job_of(problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr):
     """Which keys a program is about, and which tiles of rows see them."""
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, members, heads_kv, pairs, tiles, group = problem
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, _members, heads_kv, pairs, tiles, group = problem
     # The first keys are seen by most rows.
     tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
@@ -110,7 +126,6 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
 @no_type_check
 def reach_of(key, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
     """The first row that sees each of 64 keys from `key`, and the last."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     shift = keys - queries
     # No row is as late as the one that sees a key past the end.
@@ -128,7 +143,7 @@ def reach_of(key, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT:
 def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
     """Scores [keys, rows] with those at -∞ that the mask hides; rows from `at`."""
     # Worked out here, the compiler would hold them in sixteen registers all along, which are not there.
-    rows = numbers.load(scores.type.layout)
+    rows = numbers.load(SCORES)
     see = rows >= (low - at)[:, None]
     if HAS_LEFT:
         see &= rows <= (high - at)[:, None]
@@ -141,7 +156,6 @@ def fold(scores, above, dv, dout, stats, slot, at, cut, low, high, scale_log2, H
          WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
     """DSᵀ of 64 rows, and P dO into dV; AFTER products are in flight behind Sᵀ, and then behind dPᵀ."""
     leasts, deltas, numbers = stats
-    SCORES: gl.constexpr = scores.type.tensor_type.layout
     least = leasts.index(slot).load(SCORES) * scale_log2
     scores = warpgroup_mma_wait(AFTER, [scores])
     if cut:
@@ -189,7 +203,6 @@ def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, h
     cut = (tile < whole) | (tile >= split)
     # 0, which the compiler does not know: it would hold the addresses of all that follows in registers.
     zero = count >> 30
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     k = flat(k_ring[0].index(WHICH + zero))
     v = flat(v_ring[0].index(WHICH + zero))
@@ -239,10 +252,20 @@ def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, h
 
 @gluon.jit
 @no_type_check
+def leave(tile, value, desc, place):
+    """Begin to store a tile of results from shared memory."""
+    flat(tile).store(value)
+    fence_async_shared()
+    sync_warps()
+    store_tile(desc, place, tile)
+
+
+@gluon.jit
+@no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_M: gl.constexpr):
     """A warpgroup's work: 64 of the keys."""
-    dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale, scale_log2 = given
+    dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale_log2 = given
     q_ring, k_ring, v_ring, dout_ring = rings
     DTYPE: gl.constexpr = dk_desc.dtype
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
@@ -276,12 +299,9 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             mbarrier.arrive(done)
             mbarrier.wait(done, 0)
         # Gradients leave from where keys and values were.
-        flat(v_ring[0].index(WHICH)).store(dv.to(DTYPE))
-        flat(k_ring[0].index(WHICH)).store((dk * scale).to(DTYPE))
-        fence_async_shared()
-        sync_warps()
-        store_tile(dv_desc, place_of(key_start, keys, key, head_kv), v_ring[0].index(WHICH))
-        store_tile(dk_desc, place_of(key_start, keys, key, head_kv), k_ring[0].index(WHICH))
+        leave(v_ring[0].index(WHICH), dv.to(DTYPE), dv_desc, place_of(key_start, keys, key, head_kv))
+        leave(k_ring[0].index(WHICH), (dk * (scale_log2 * LN_2)).to(DTYPE), dk_desc,
+              place_of(key_start, keys, key, head_kv))
         tma.store_wait(0)
 
 
@@ -289,7 +309,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
 @no_type_check
 def flash_hopper_backward(
     q_desc, k_desc, v_desc, dout_desc, stats_desc, dk_desc, dv_desc, sums_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    scale, scale_log2, left, right, members, heads_kv, pairs, tiles, group,
+    scale_log2, left, right, members, heads_kv, pairs, tiles, group,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -311,9 +331,56 @@ def flash_hopper_backward(
     fence_async_shared()
     stats = (leasts, deltas, numbers)
     loads = (q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
-    sums = (dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale, scale_log2)
+    sums = (dk_desc, dv_desc, sums_desc, rings, stats, downs, filled, done, staging, problem, scale_log2)
     gl.warp_specialize([
         (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
         (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
         (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M)),
     ], [4, 1], [240, 24])
+
+
+def launch_hopper_columns(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, stats: Tensor, sums: Tensor,
+    problem: Problem, config: BackwardConfig,
+) -> None:
+    """Compute dk and dv, and add the unscaled dQ to `sums`; shapes as `flash_backward.launch_backward` has them.
+
+    Args:
+        q: as dout, 16-bit; and so on.
+        k: as v.
+        v: up to 128 dims.
+        dout: of the output.
+        dk: like k; every row is written.
+        dv: like v.
+        stats: fp32 [2, H, rows] of the workspace, of `flash_backward_prepare`.
+        sums: fp32 [H, rows, D] of the workspace.
+        problem: sequences, mask and scale.
+        config: one of the order `ws`.
+
+    Raises:
+        ValueError: a tensor that tensor maps cannot describe; the one line names it.
+    """
+    cut, heads, heads_kv = config.columns, q.shape[-2], k.shape[-2]
+    for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)):
+        if not is_rows(x):
+            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit {config.short}; sequences behind "
+                             "one another, strides of 16 bytes; another configuration")
+    tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
+    columns = 64 if max(q.shape[-1], v.shape[-1]) <= 64 else 128
+    reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * q.shape[-1])
+    flash_hopper_backward[(tiles * pairs,)](
+        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)), _numbers(stats),
+        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),
+        rows_of(sums.transpose(0, 1), ROWS.value, columns * cut.block_m // KEYS.value), *problem.lengths(),
+        problem.scale / math.log(2), *problem.reach(), members, heads_kv, pairs, tiles,
+        group_of(reread, config.section_mib, pairs), **problem.flags(), BLOCK_M=cut.block_m, STAGES=cut.stages,
+        num_warps=4)
+
+
+def _numbers(stats: Tensor) -> Any:
+    """Describe [2 H, rows]: a tile is [1, 64]."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    _, heads, rows = stats.shape
+    layout = gl.NVMMASharedLayout.get_default_for([1, ROWS.value], gl.float32)
+    return TensorDescriptor(stats, [2 * heads, rows], [rows, 1], [1, ROWS.value], layout)
