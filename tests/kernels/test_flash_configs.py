@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.kernels.flash_configs import (
+    HOPPER,
     NUMBERS,
     RULES,
+    WARPGROUPS,
     WORDS,
     ForwardConfig,
     Shape,
@@ -41,7 +44,7 @@ def test_both_spellings_are_read_back_exactly(config):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(text=st.one_of(st.text(max_size=30), st.from_regex(
-    r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True)))
+    r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|pp|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True)))
 def test_what_is_read_is_spelled_the_one_way(text):
     with pytest.raises(ValueError, match="; ") if not _reads(text) else nullcontext():
         config = parse(text)
@@ -58,10 +61,10 @@ def _reads(text):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("m128n128w8", "is not a short form; such as m128n128w8s3-tma-ahead"),
-    ("m128n128w8s2-wibble", "has the word wibble; one of tma, ahead, fused, mix, persistent, r128, l8"),
+    ("m128n128w8s2-wibble", "has the word wibble; one of tma, ahead, ws, pp, fused, mix, persistent, r128, l8"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
-    ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 256"),
+    ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
     ("m128n128w8s2-r100", "registers=100 cannot be used; a multiple of 8 from 24 to 248"),
     ("m128n128w8s2-l0", "section_mib=0 is out of range; 1 to 999"),
     ("block_m=128", "lacks block_n"),
@@ -75,6 +78,23 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
 
 
 @pytest.mark.parametrize(("rule", "short", "shape"), [
+    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(10, 0))),
+    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(8, 0))),
+    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, item_bytes=4)),
+    ("warpgroups", "m128n128w8s2-tma-ws", replace(LONG, dim_v=64)),
+    ("warpgroups", "m128n128w8s2-pp", LONG),
+    ("warpgroups", "m128n128w8s2-tma-pp-fused", LONG),
+    ("warpgroups", "m128n128w8s2-tma-pp-mix", LONG),
+    ("warpgroups", "m128n128w8s2-tma-pp-r128", LONG),
+    ("warpgroups", "m128n64w12s2-tma-pp", LONG),
+    ("warpgroups", "m64n64w4s2-tma-pp", LONG),
+    ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
+    ("warpgroups", "m192n64w8s2", LONG),
+    ("registers", "m192n128w12s2-tma-pp", LONG),
+    ("registers", "m192n128w12s2-tma-ws", replace(LONG, dim=64, dim_v=64)),
+    ("registers", "m128n128w8s2-tma-ws", replace(LONG, dim=256, dim_v=256)),
+    ("shared-memory", "m128n128w8s3-tma-pp-persistent", LONG),
+    ("tma", "m128n64w8s2-tma-pp", replace(LONG, dim=60, dim_v=60)),
     ("registers", "m256n128w8s2-tma", LONG),
     ("shared-memory", "m128n128w8s4-tma", LONG),
     ("warps", "m64n64w8s2", LONG),
@@ -103,6 +123,8 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
     found = space(LONG)
     assert len(found) == len(set(found)) >= 150
     assert len({config.short for config in found}) == len(found)
+    assert {(config.order, config.grid, config.warps) for config in found if config.order in HOPPER} == {
+        *product(HOPPER, WORDS["grid"], WARPGROUPS)}
     for name, words in WORDS.items():
         assert {getattr(config, name) for config in found} == set(words)
     for dim in (32, 64, 256):
@@ -121,6 +143,9 @@ def test_the_nearest_is_valid_and_a_valid_one_of_the_space_is_its_own(config, di
 def test_the_nearest_changes_as_little_as_it_can():
     assert nearest("m128n128w8s4-tma-ahead-fused", LONG) == "m128n128w8s3-tma-ahead-fused"
     assert nearest("m128n64w8s3-tma-ahead-fuzed", LONG) == "m128n64w8s3-tma-ahead-fused"
+    assert nearest("m128n128w8s2-pp", LONG) == "m128n128w8s2-tma-pp"
+    assert nearest("m192n128w12s3-tma-ws-persistent", LONG) == "m192n64w12s3-tma-ws-persistent"
+    assert nearest("m128n128w8s2-tma-pp", replace(LONG, capability=(10, 0))) == "m128n128w8s2-tma"
 
 
 def test_defaults_are_valid_on_their_cards():
@@ -137,3 +162,7 @@ def test_estimates_are_those_worked_out_by_hand():
     assert shared_bytes(config, LONG) == 2 * (128 * 128 + 2 * 128 * 256)
     # Output and scores 64 of 256 threads each, the weights of two tiles in halves, and 32.
     assert registers(config, LONG) == 64 + 64 + 2 * 32 + 32
+    config = parse("m128n128w8s2-tma-pp-persistent")
+    # The next queries beside these; scores become the next weights in place, so only one tile of those is more.
+    assert shared_bytes(config, LONG) == 2 * (2 * 128 * 128 + 2 * 128 * 256)
+    assert registers(config, LONG) == 64 + 64 + 32 + 40

@@ -10,6 +10,7 @@ data, in ``flash.toml`` beside this file: the first row that fits is taken.  Imp
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -21,10 +22,14 @@ from typing import Any
 
 _TABLE = Path(__file__).with_name("flash.toml")
 _SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
-WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead"), "mask": ("apart", "fused"), "exp": ("unit", "mix"),
-         "grid": ("tiles", "persistent")}
+WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "mask": ("apart", "fused"),
+         "exp": ("unit", "mix"), "grid": ("tiles", "persistent")}
 "Fields that are one of a few words, the default first; the short form has a word that is not the default."
-NUMBERS = {"block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8, 16),
+HOPPER = ("ws", "pp")
+"Orders of the kernel in flash_hopper_forward, whose warps have jobs of their own."
+WARPGROUPS = {8: 240, 12: 160}
+"Its warps beside the loader, and how many registers each thread of them has."
+NUMBERS = {"block_m": (16, 32, 64, 128, 192, 256), "block_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8, 12, 16),
            "stages": (1, 2, 3, 4, 5, 6, 7, 8)}
 _DEFAULT_SECTION = 24
 
@@ -43,7 +48,8 @@ class ForwardConfig:
     loads: str = "pointer"
     "pointer, or tma: tiles by the tensor memory accelerator (sm_90 and later, and only of tensors aligned for it)"
     order: str = "plain"
-    "ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that"
+    """ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that;
+    ws: so too, while a warp of its own loads for warpgroups of 64 rows each; pp: these take turns (ping-pong)"""
     mask: str = "apart"
     "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
     exp: str = "unit"
@@ -189,9 +195,12 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked one.
 
     Barriers and row sums are less than 2 KiB beside them.  Below sm_90 queries go through on their way to registers.
+    A persistent program of the Hopper path has the next queries too.
     """
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
+    if config.order in HOPPER:
+        return (rows + config.block_m * block_d * (1 + (config.grid == "persistent"))) * shape.item_bytes
     if shape.capability < (9, 0):
         return max(rows, config.block_m * block_d) * shape.item_bytes
     rows += config.block_m * block_d
@@ -214,11 +223,33 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
         held += config.block_m * block_d * words + 48 * config.threads
     if config.loads == "pointer":
         held += 2 * config.block_n * (block_d + block_v) * shape.item_bytes / 16
-    return round(held / config.threads) + 32 + 32 * (config.grid == "persistent")
+    more = 40 if config.order in HOPPER else 32 + 32 * (config.grid == "persistent")
+    return round(held / config.threads) + more
 
 
 def _limit(config: ForwardConfig) -> int:
+    if config.order in HOPPER:
+        return WARPGROUPS[config.warps]
     return min(config.registers or 255, 255, 65536 // config.threads)
+
+
+def _not_for_warpgroups(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.order not in HOPPER:
+        many = config.block_m == 192 or config.warps == 12
+        return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
+    for wrong, said in (
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; ahead"),
+        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain or ahead"),
+        (shape.block(shape.dim) != shape.block(shape.dim_v),
+         f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; ahead"),
+        (config.loads != "tma", "loads by tensor maps alone; tma"),
+        ((config.mask, config.exp, config.registers) != ("apart", "unit", None), "has no fused, mix or r…; without"),
+        (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
+         "has 64 rows to four warps, two or three times; m128w8 or m192w12"),
+    ):
+        if wrong:
+            return f"has the order {config.order}, which {said}"
+    return None
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -278,9 +309,9 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 
 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
-    "registers": _too_many_registers, "shared-memory": _too_much_shared_memory, "warps": _warps_without_rows,
-    "narrow": _narrow_tiles, "register-cap": _idle_registers, "mask": _fused_without_an_end, "tma": _no_tma,
-    "length": _sequence_shorter_than_a_tile,
+    "warpgroups": _not_for_warpgroups, "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
+    "warps": _warps_without_rows, "narrow": _narrow_tiles, "register-cap": _idle_registers,
+    "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
 }
 "Why a configuration is left out, by name: what it says is wrong with it, or None."
 
@@ -296,9 +327,13 @@ def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
 
 def candidates() -> Iterator[ForwardConfig]:
     """Everything the enumeration looks at, before the rules."""
+    for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
+        config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
+                               order=order, grid=grid)
+        yield from (config, replace(config, section_mib=8), replace(config, section_mib=100))
     tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
     for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
-            tiles, WORDS["loads"], WORDS["order"], WORDS["mask"], WORDS["exp"]):
+            tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]):
         config = ForwardConfig(block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order,
                                mask=mask, exp=exp)
         yield config
@@ -326,8 +361,7 @@ def nearest(text: str, shape: Shape) -> str:
 
 def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
     """Steps of a factor of two in the numbers, two for another word."""
-    numbers = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length())
-                  for name in ("block_m", "block_n", "warps"))
+    numbers = sum(abs(math.log2(getattr(one, name) / getattr(other, name))) for name in ("block_m", "block_n", "warps"))
     words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
     return numbers + abs(one.stages - other.stages) / 2 + 2 * words
 

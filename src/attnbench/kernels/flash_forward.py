@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.flash_configs import HOPPER
 from attnbench.kernels.flash_problem import blocks_of, descriptor, group_of, strides_of, takes_tma
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
@@ -238,6 +239,8 @@ def launch_forward(
 ) -> None:
     """Compute `out` and `lse`; nothing is allocated, nothing waits for the device.
 
+    An order of the Hopper path goes to `flash_hopper_forward`.
+
     Args:
         q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
         k: [B, Sk, G, D] or packed.
@@ -246,7 +249,15 @@ def launch_forward(
         lse: fp32 `flash_problem.lse_shape`; every row is written.
         problem: sequences, mask and scale; checked before.
         config: tiles and code path.
+
+    Raises:
+        ValueError: the Hopper path was asked for and cannot describe a tensor; the one line says which.
     """
+    if config.order in HOPPER:
+        from attnbench.kernels.flash_hopper_forward import launch_hopper_forward
+
+        launch_hopper_forward(q, k, v, out, lse, problem, config)
+        return
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     if tiles * pairs == 0 or q.numel() == 0:
@@ -258,14 +269,15 @@ def launch_forward(
     strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
     section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
                        problem.batch * heads_kv) * (heads // heads_kv)
-    programs = min(tiles * pairs, _processors(q)) if config.grid == "persistent" else tiles * pairs
+    programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
     flash_forward[(programs,)](
         q, k, v, out, lse, *described, *problem.lengths(), *strides, lse.stride(0), lse.stride(1),
         problem.scale * LOG2_E, *problem.reach(), heads, heads // heads_kv, pairs, tiles, section,
         **blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma), **config.options())
 
 
-def _processors(x: Tensor) -> int:
+def processors(x: Tensor) -> int:
+    """How many programs of a persistent grid there are: the card's SMs; two elsewhere, each with several tiles."""
     import torch
 
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2

@@ -13,7 +13,7 @@ A program takes one tile of 64 rows a warpgroup, or, persistent, every so many-t
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,6 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from attnbench.kernels.flash_configs import WARPGROUPS
+from attnbench.kernels.flash_forward import LOG2_E, processors
+from attnbench.kernels.flash_problem import block_of, group_of
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
@@ -31,17 +34,30 @@ from attnbench.kernels.hopper import (
     fill,
     flat,
     give_back,
+    is_rows,
     pass_turn,
     place_of,
     ring_of,
+    rows_of,
     store_tile,
     sync_warps,
     take,
+    tile_of,
+    wait_tile,
     wait_turn,
 )
 from attnbench.kernels.rows import section_of
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash_configs import ForwardConfig
+    from attnbench.kernels.flash_problem import Problem
+
 LN_2 = gl.constexpr(0.6931471805599453)
+COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
+          "group")
+"Numbers of a call that no code is compiled anew for."
 
 
 @gluon.jit
@@ -66,16 +82,28 @@ def job_of(program, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PA
 
 @gluon.jit
 @no_type_check
+def turns_of(problem, PERSISTENT: gl.constexpr):
+    """Which tiles are a program's: first, end and step; one tile where that is known beforehand."""
+    first = gl.program_id(0)
+    end = first + 1
+    step = 1
+    if PERSISTENT:
+        end = problem[8] * problem[7]
+        step = gl.num_programs(0)
+    return first, end, step
+
+
+@gluon.jit
+@no_type_check
 def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-         GROUPS: gl.constexpr):
+         GROUPS: gl.constexpr, PERSISTENT: gl.constexpr):
     """The loader's work."""
     q_desc, k_desc, v_desc, rings, problem, repeats = given
     q_rings, k_ring, v_ring = rings
-    pairs = problem[7]
-    tiles = problem[8]
     count = 0
     turn = 0
-    for program in range(gl.program_id(0), tiles * pairs, gl.num_programs(0)):
+    one, last, step = turns_of(problem, PERSISTENT)
+    for program in range(one, last, step):
         head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
             program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
         if first < queries:
@@ -91,23 +119,30 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
 
 @gluon.jit
 @no_type_check
-def fold(scores, row_max, row_sum, scale):
-    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sum."""
+def fold(scores, row_max, sums, scale):
+    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
     new_max = gl.maximum(row_max, gl.max(scores, 1))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = gl.exp2(scores * scale - pivot[:, None])
     factor = gl.exp2(row_max * scale - pivot)
-    return weights, factor, new_max, row_sum * factor + gl.sum(weights, 1)
+    before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
+    return weights, factor, new_max, before + sums_of(weights)
 
 
 @gluon.jit
 @no_type_check
-def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-         BLOCK_N: gl.constexpr):
+def sums_of(weights):
+    """Sums of each row, [rows, 4]: of what each of a row's four threads holds, which they need not exchange."""
+    return gl.sum(gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
     """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None]
-    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))[None, :]
+    rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     see = sees(rows, columns, keys - at, row + shift - at, left, right, HAS_LEFT, HAS_RIGHT)
     return gl.where(see, scores, float("-inf"))
 
@@ -115,7 +150,8 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 @gluon.jit
 @no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr):
+           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
+           PERSISTENT: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each tile."""
     out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -127,13 +163,11 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
     q_rings, k_ring, v_ring = rings
     left = problem[4]
     right = problem[5]
-    pairs = problem[7]
-    tiles = problem[8]
     count = 0
     turn = 0
-    mine = 0
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    for program in range(gl.program_id(0), tiles * pairs, gl.num_programs(0)):
+    one, last, step = turns_of(problem, PERSISTENT)
+    for program in range(one, last, step):
         head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
             program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
         if first < queries:
@@ -141,57 +175,58 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             shift = keys - queries
             acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
             row_max = gl.full([ROWS], float("-inf"), gl.float32, OF_ROWS)
-            row_sum = gl.zeros([ROWS], gl.float32, OF_ROWS)
+            sums = sums_of(none)
             q = take(q_rings[WHICH], turn)
             if begin < end:
+                wait_tile(k_ring, count)
                 if TURNS:
-                    wait_turn(turns, mine, WHICH)
-                k = take(k_ring, count)
-                scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+                    wait_turn(turns, count, WHICH)
+                scores = warpgroup_mma(q, tile_of(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
                 if TURNS:
                     pass_turn(turns, WHICH)
-                    mine += 1
                 scores = warpgroup_mma_wait(0, [scores])
                 give_back(k_ring, count)
-                scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT,
-                              BLOCK_N)
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale)
+                scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+                weights, factor, row_max, sums = fold(scores, row_max, sums, scale)
                 weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+                if begin + 1 < end:
+                    wait_tile(k_ring, count + 1)
                 for index in range(1, end - begin):
                     tile = end - 1 - index
+                    wait_tile(v_ring, count)
                     if TURNS:
-                        wait_turn(turns, mine, WHICH)
-                    k = take(k_ring, count + 1)
-                    scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
-                    v = take(v_ring, count)
-                    acc = warpgroup_mma(weights, v, acc, is_async=True)
+                        wait_turn(turns, count + 1, WHICH)
+                    scores = warpgroup_mma(q, tile_of(k_ring, count + 1).permute([1, 0]), none, use_acc=False,
+                                           is_async=True)
+                    acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
                     if TURNS:
                         pass_turn(turns, WHICH)
-                        mine += 1
                     scores = warpgroup_mma_wait(1, [scores])
                     give_back(k_ring, count + 1)
                     cut = tile >= split
                     if HAS_LEFT:
                         cut |= tile < whole
                     if cut:
-                        scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT,
-                                      BLOCK_N)
-                    following, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale)
+                        scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+                    following, factor, row_max, sums = fold(scores, row_max, sums, scale)
+                    # Here, and not where they are read: between the softmax and the wait for what it runs beside.
+                    if tile > begin:
+                        wait_tile(k_ring, count + 2)
                     acc = warpgroup_mma_wait(0, [acc])
                     give_back(v_ring, count)
                     acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
                     weights = gl.convert_layout(following.to(DTYPE), WEIGHTS)
                     count += 1
-                v = take(v_ring, count)
-                acc = warpgroup_mma(weights, v, acc, is_async=True)
+                acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
                 acc = warpgroup_mma_wait(0, [acc])
                 give_back(v_ring, count)
                 count += 1
+            row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
             empty = row_sum == 0.0  # which NaN is not
             total = gl.where(empty, 1.0, row_sum)
             acc = acc * gl.convert_layout(1.0 / total, OF_OUT)[:, None]
             # The queries have been read: the output leaves from where they were.
-            out = q_rings[WHICH][0].index(0)
+            out = q_rings[WHICH][0].index(turn % q_rings[WHICH][0].shape[0])
             flat(out).store(acc.to(DTYPE))
             fence_async_shared()
             sync_warps()
@@ -207,19 +242,20 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             turn += 1
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head, scale,
     left, right, heads, repeats, pairs, tiles, group,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group)
-    q_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
+    q_rings = (ring_of(q_desc, 1 + PERSISTENT, 1), ring_of(q_desc, 1 + PERSISTENT, 1))
     if GROUPS == 3:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1, 1))
+        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1 + PERSISTENT, 1))
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
     fence_async_shared()
@@ -228,14 +264,55 @@ def flash_hopper_forward(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+
+
+def launch_hopper_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
+) -> None:
+    """Compute `out` and `lse`; nothing is allocated, nothing waits for the device.
+
+    Args:
+        q: [B, Sq, H, D] or packed [Tq, H, D]; bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
+        k: [B, Sk, G, D] or packed.
+        v: [B, Sk, G, Dv] or packed; Dv has the same next power of two as D.
+        out: [B, Sq, H, Dv] or packed; every row is written.
+        lse: fp32 `flash_problem.lse_shape`; every row is written.
+        problem: sequences, mask and scale; checked before.
+        config: an order of `flash_configs.HOPPER`.
+
+    Raises:
+        ValueError: a tensor cannot be described; the one line names it and what is accepted.
+    """
+    (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0 or q.numel() == 0:
+        return
+    # Of no keys nothing is read, but a descriptor is of something.
+    tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
+    for name, x in tensors.items():
+        if not is_rows(x):
+            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
+                             "heads a multiple of 16 bytes apart, sequences behind one another, or order=ahead")
+    columns, groups = block_of(dim), config.block_m // ROWS.value
+    rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
+    described = [rows_of(x, rows[name], columns) for name, x in tensors.items()]
+    section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
+                       problem.batch * heads_kv) * (heads // heads_kv)
+    persistent = config.grid == "persistent"
+    programs = min(tiles * pairs, processors(q)) if persistent else tiles * pairs
+    flash_hopper_forward[(programs,)](
+        *described, lse, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E, *problem.reach(),
+        heads, heads // heads_kv, pairs, tiles, section, **problem.flags(), BLOCK_N=config.block_n, BLOCK_V=columns,
+        STAGES=config.stages, PERSISTENT=persistent, GROUPS=groups, TURNS=config.order == "pp",
+        REGISTERS=WARPGROUPS[config.warps], num_warps=4)

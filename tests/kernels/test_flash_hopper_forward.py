@@ -1,0 +1,195 @@
+"""Flash attention forward for Hopper against the workload's oracle, on a machine that runs it without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import flash_configs, flash_forward, flash_hopper_forward, flash_problem
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention.inputs import make_inputs
+
+from .hopper_machine import machine_runs
+from .test_flash_forward import held, lse_of
+from .test_flash_forward import run as launched
+
+TWO, THREE = "m128n64w8s2-tma-pp", "m192n64w12s2-tma-pp"
+CASES = {
+    "one-query": ({"seqlen": 1}, TWO),
+    "one-query-many-keys": ({"seqlen": 1, "seqlen_k": 129, "causal": True}, TWO),
+    "just-under": ({"seqlen": 63, "causal": True}, "m128n64w8s2-tma-ws"),
+    "127": ({"seqlen": 127}, "m128n32w8s3-tma-ws"),
+    "129-causal": ({"seqlen": 129, "causal": True}, TWO),
+    "third-group": ({"seqlen": 193, "causal": True}, THREE),
+    "third-group-unordered": ({"seqlen": 150}, "m192n64w12s2-tma-ws"),
+    "wide": ({"seqlen": 300, "headdim": 128}, "m128n128w8s2-tma-pp"),
+    "256-dims": ({"seqlen": 70, "headdim": 256, "causal": True}, TWO),
+    "more-keys": ({"seqlen": 40, "seqlen_k": 175, "causal": True}, TWO),
+    "more-queries": ({"seqlen": 175, "seqlen_k": 40, "causal": True}, TWO),
+    "rows-without-keys": ({"seqlen": 200, "seqlen_k": 3, "causal": True}, THREE),
+    "window": ({"seqlen": 260, "window": (18, 5)}, TWO),
+    "window-wide": ({"seqlen": 260, "window": (100, 70)}, "m128n32w8s4-tma-pp"),
+    "window-left": ({"seqlen": 140, "window": (20, -1)}, TWO),
+    "window-right": ({"seqlen": 140, "window": (-1, 20)}, TWO),
+    "window-causal": ({"seqlen": 200, "window": (9, 0), "causal": True}, THREE),
+    "window-of-one": ({"seqlen": 150, "window": (0, 0)}, TWO),
+    "window-more-queries": ({"seqlen": 150, "seqlen_k": 33, "window": (4, 2)}, TWO),
+    "grouped": ({"seqlen": 70, "nheads": 4, "nheads_kv": 2, "causal": True}, TWO),
+    "packed": ({"batch": 4, "seqlen": 135, "lengths": "135:1:17:64", "causal": True}, TWO),
+    "packed-one-kv-head": ({"batch": 3, "seqlen": 140, "lengths": "40:1:140", "nheads": 3, "nheads_kv": 1}, TWO),
+    "packed-keys": ({"batch": 3, "seqlen": 60, "seqlen_k": 170, "lengths": "60/9:1/170:33/40", "causal": True}, THREE),
+    "packed-window": ({"batch": 2, "seqlen": 170, "lengths": "170:21", "window": (31, 3)}, TWO),
+    "40-dims": ({"seqlen": 140, "headdim": 40, "causal": True}, TWO),
+    "96-dims-fp16": ({"seqlen": 70, "headdim": 96, "nheads": 2, "dtype": "fp16"}, TWO),
+    "128-dims-96-of-values": ({"seqlen": 70, "headdim": 128, "headdim_v": 96, "causal": True}, TWO),
+    "32-dims": ({"seqlen": 70, "headdim": 32, "nheads": 2}, TWO),
+    "persistent": ({"batch": 2, "seqlen": 150, "nheads": 2, "causal": True}, f"{TWO}-persistent"),
+    "persistent-three": ({"batch": 2, "seqlen": 200, "nheads": 2, "causal": True}, f"{THREE}-persistent"),
+    "persistent-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130"}, "m128n64w8s2-tma-ws-persistent"),
+    "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
+}
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 1, "nheads": 1, "headdim": 64, "dtype": "bf16", "mode": "fwd"} | values)
+
+
+def run(case, inputs, short, seed=0):
+    """Output and lse, written over NaN; parts of the kernel interleaved by a seed."""
+    with machine_runs(flash_hopper_forward, "flash_hopper_forward", seed=seed):
+        return launched((flash_problem, flash_configs, flash_forward), case, inputs, short)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_for_every_mask(name):
+    values, short = CASES[name]
+    case = case_of(**values)
+    inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
+    out, lse = run(case, inputs, short, seed=len(name))
+    held(case, inputs, out)
+    torch.testing.assert_close(lse, lse_of(case, inputs).float(), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
+    draw = data.draw
+    lengths = draw(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size=1, max_size=2))
+    bound = st.integers(-1, 90)
+    case = case_of(
+        batch=len(lengths), seqlen=200, seqlen_k=201, nheads=2, nheads_kv=draw(st.sampled_from((1, 2))), headdim=32,
+        lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths), causal=draw(st.booleans()),
+        window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
+    inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
+    short = "-".join([draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma"))),
+                      draw(st.sampled_from(("ws", "pp"))), *draw(st.sampled_from(([], ["persistent"])))])
+    held(case, inputs, run(case, inputs, short, seed=draw(st.integers(0, 99)))[0])
+
+
+def test_the_bits_are_the_same_in_any_order_of_its_parts():
+    case = case_of(seqlen=140, nheads=2, causal=True)
+    inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
+    first, *others = [run(case, inputs, f"{TWO}-persistent", seed)[0] for seed in range(4)]
+    assert all(torch.equal(one, first) for one in others)
+
+
+def given_rows(queries, keys, *, dim=32, packed=False):
+    """Random q [1, queries, 1, dim] and k, v of so many keys; packed without the first axis."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, rows, 1, dim).bfloat16() for rows in (queries, keys, keys))
+    return (q[0], k[0], v[0]) if packed else (q, k, v)
+
+
+def attend(q, k, v, short=TWO, **given):
+    """Output and lse of the launcher, written over NaN."""
+    problem = flash_problem.problem_of(q, k, v, **given)
+    out = torch.full((*q.shape[:-1], v.shape[-1]), torch.nan, dtype=q.dtype)
+    lse = torch.full(flash_problem.lse_shape(q, problem), torch.nan)
+    with machine_runs(flash_hopper_forward, "flash_hopper_forward"):
+        flash_forward.launch_forward(q, k, v, out, lse, problem, flash_configs.parse(short))
+    return out, lse
+
+
+@pytest.mark.parametrize("short", [TWO, f"{THREE}-persistent"])
+def test_sequences_of_no_rows_or_no_keys_among_others(short):
+    q, k, v = given_rows(150, 60, packed=True)
+    ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 0, 9, 20, 150], [0, 10, 10, 59, 60]))
+    out, lse = attend(q, k, v, short, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, max_seqlen_q=130, max_seqlen_k=49)
+    assert (out[:9] == 0).all()
+    assert (lse[0, 0, :9] == -torch.inf).all()
+    for rows, keys in ((slice(9, 20), slice(10, 59)), (slice(20, 150), slice(59, 60))):
+        scores = q[rows, 0].double() @ k[keys, 0].double().T * 32**-0.5
+        torch.testing.assert_close(lse[0, 0, rows].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out[rows, 0].double(), scores.softmax(-1) @ v[keys, 0].double(), rtol=2e-2,
+                                   atol=2e-2)
+
+
+def test_of_no_keys_at_all_every_row_is_zero_and_of_no_rows_there_is_nothing():
+    out, lse = attend(*given_rows(70, 0))
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+    out, lse = attend(*given_rows(0, 70))
+    assert (out.numel(), lse.numel()) == (0, 0)
+
+
+def poisoned(x, rows):
+    x = x.clone()
+    x[:, rows] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize(("values", "poison", "clean"), [
+    ({"window": (16, 0)}, slice(0, 64), slice(128, None)),
+    ({"window": (16, 16)}, slice(192, None), slice(0, 128)),
+    ({"causal": True}, slice(192, None), slice(0, 128)),
+])
+def test_tiles_that_no_row_sees_are_not_looked_at(values, poison, clean):
+    case = case_of(seqlen=256, headdim=32, **values)
+    inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
+    before, _ = run(case, inputs, TWO)
+    after, lse = run(case, replace(inputs, k=poisoned(inputs.k, poison), v=poisoned(inputs.v, poison)), TWO)
+    assert torch.equal(after[:, clean], before[:, clean])
+    assert after[:, poison].isnan().any()
+    assert lse[:, :, poison].isnan().any()
+
+
+def test_a_sequence_of_nan_leaves_its_neighbours_alone():
+    case = case_of(batch=3, seqlen=40, lengths="40:37:40", headdim=32)
+    inputs = make_inputs(case, seed=8, kind="normal", device="cpu")
+    before, _ = run(case, inputs, TWO)
+    bad = replace(inputs, **{name: poisoned(getattr(inputs, name)[None], slice(40, 77))[0] for name in "qkv"})
+    after, _ = run(case, bad, TWO)
+    for rows in (slice(0, 40), slice(77, None)):
+        assert torch.equal(after[rows], before[rows])
+    assert after[40:77].isnan().all()
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    case = case_of(seqlen=100, causal=True)
+    inputs = make_inputs(case, seed=9, kind="normal", device="cpu")
+    inputs = replace(inputs, q=inputs.q * 300)
+    out, lse = run(case, inputs, "m128n32w8s2-tma-pp")
+    held(case, inputs, out)
+    assert lse.abs().max() > 500
+
+
+def test_slices_of_one_tensor_need_no_copy():
+    case = case_of(seqlen=100)
+    plain = make_inputs(case, seed=6, kind="normal", device="cpu")
+    q, k, v = torch.cat([plain.q, plain.k, plain.v], dim=3).split(64, dim=3)
+    assert torch.equal(run(case, replace(plain, q=q, k=k, v=v), TWO)[0], run(case, plain, TWO)[0])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
+    rows = dict(zip("qkv", given_rows(10, 10), strict=True))
+    rows[name] = torch.zeros(1, 10, 1, 35).bfloat16()[..., :32]
+    said = rf"flash_attention: {name}\.stride=\(350, 35, 35, 1\) does not fit order=pp; ."
+    with pytest.raises(ValueError, match=said):
+        attend(**rows)
