@@ -214,7 +214,11 @@ def test_a_failure_ends_every_partition():
 
 @gluon.jit
 def write_square(mine, bar, HANDED: gl.constexpr):
-    mine.store(gl.full([SIDE, SIDE], 3.0, gl.bfloat16, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    mine.store(gl.full([SIDE, SIDE], 2.0, gl.bfloat16, LAYOUT))
+    # Its own reading in between does not make the first store forgotten.
+    mine.slice(0, 32, 1).store(mine.slice(0, 32, 1).load(LAYOUT) + 1.0)
+    mine.load(LAYOUT)
     if HANDED:
         mbarrier.arrive(bar)
 
@@ -232,7 +236,7 @@ def read_square(mine, bar, out_ptr, HANDED: gl.constexpr, COLUMNS: gl.constexpr)
 def hand_over(out_ptr, HANDED: gl.constexpr):
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], LAYOUT)
-    bar = mbarrier.allocate_mbarrier()
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     gl.warp_specialize([(write_square, (mine, bar, HANDED)), (read_square, (mine, bar, out_ptr, HANDED, 32))], [4])
 
@@ -288,7 +292,7 @@ def test_two_may_read_at_once_and_who_writes_knows_of_both(seed):
 
 @gluon.jit
 def too_many(ONE_CALL: gl.constexpr):
-    bar = mbarrier.allocate_mbarrier()
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     if ONE_CALL:
         mbarrier.arrive(bar, count=2)
@@ -303,8 +307,36 @@ def test_a_barrier_takes_no_more_arrivals_than_it_was_made_for(one_call):
 
 
 @gluon.jit
+def make_late(bar, HANDED: gl.constexpr):
+    mbarrier.init(bar.index(1), 1)
+    if HANDED:
+        mbarrier.arrive(bar.index(0))
+
+
+@gluon.jit
+def use_soon(bar, HANDED: gl.constexpr):
+    if HANDED:
+        mbarrier.wait(bar.index(0), 0)
+    mbarrier.arrive(bar.index(1))
+
+
+@gluon.jit
+def made_by_another(HANDED: gl.constexpr):
+    bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar.index(0), 1)
+    gl.warp_specialize([(make_late, (bar, HANDED)), (use_soon, (bar, HANDED))], [4])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_barrier_that_another_partition_makes_is_used_behind_a_barrier_only(seed):
+    run(made_by_another, (1,), True, seed=seed)
+    with pytest.raises(BarrierMisuse, match=r"bar\[1\] is used before its init"):
+        run(made_by_another, (1,), False, seed=seed)
+
+
+@gluon.jit
 def expects(BYTES_TO_COME: gl.constexpr):
-    bar = mbarrier.allocate_mbarrier()
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     mbarrier.expect(bar, BYTES_TO_COME)
 

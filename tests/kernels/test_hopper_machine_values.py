@@ -22,7 +22,7 @@ SIDE = gl.constexpr(64)
 def move(from_desc, to_desc, start, rows, first, head, there, ADD: gl.constexpr):
     """Rows [first, first + 64) of one sequence to rows `first` of one that begins at `there`."""
     tile = gl.allocate_shared_memory(from_desc.dtype, from_desc.block_shape, from_desc.layout)
-    bar = mbarrier.allocate_mbarrier()
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     mbarrier.expect(bar, from_desc.block_type.nbytes)
     load_tile(from_desc, place_of(start, rows, first, head), bar, tile)
@@ -142,7 +142,7 @@ def truncated(a_desc, b_desc, out_ptr):
     SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 8])
     a = gl.allocate_shared_memory(gl.float32, a_desc.block_shape, a_desc.layout)
     b = gl.allocate_shared_memory(gl.float32, b_desc.block_shape, b_desc.layout)
-    bar = mbarrier.allocate_mbarrier()
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     mbarrier.expect(bar, 2 * a_desc.block_type.nbytes)
     load_tile(a_desc, [0, 0], bar, a)

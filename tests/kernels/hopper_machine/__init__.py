@@ -19,15 +19,16 @@ A kernel's mistake is an error of `mistakes`:
     Unfinished     products, stores or loads that nobody waits for, expected bytes that never come
     OutOfBounds    addresses outside a tensor's storage, indices outside a shape
 
-Shared memory that nobody wrote, and the destination of a load in flight, is NaN.  Memory barriers count as on the
-card: `wait(parity)` passes when the phase of that parity has ended (a fresh barrier passes parity 1), `expect` is an
-arrival too.  Products multiply with fp32 sums; fp32 operands lose 13 bits as in tf32.
+Shared memory that nobody wrote is NaN.  Barriers count as on the card: `wait(parity)` passes when the phase of that
+parity has ended (a fresh barrier passes parity 1), `expect` is an arrival too.  Products multiply with fp32 sums; fp32
+operands lose 13 bits as in tf32.
 
 What it does not see: layouts (the compiler checks those), registers, time, bank conflicts, how threads of one
 partition get along (it is one actor; barriers among its warps do nothing), and the order of accesses to global
 memory (stores and loads there happen at one moment each, programs one after the other).  Of one address written
 through pointers by several lanes the last one counts.  Integers past 32 bits are an error, in tiles they wrap around.
-A fence counts when the writer calls it; the card would take one by the reader as well.
+A fence counts when the writer calls it; the card would take one by the reader as well.  Inline assembly, and whatever
+else has no stand-in, is `Unsupported`.
 """
 
 from .machine import machine_runs, run

@@ -118,7 +118,7 @@ class _Program:
             hopper: {"warpgroup_mma": moves.multiply, "warpgroup_mma_wait": moves.wait,
                      "warpgroup_mma_init": lambda value: value, "fence_async_shared": moves.fence},
             mbarrier: {"init": barriers.make, "invalidate": barriers.invalidate, "arrive": barriers.arrive,
-                       "expect": barriers.expect, "wait": barriers.wait, "allocate_mbarrier": self._allocate_barrier},
+                       "expect": barriers.expect, "wait": barriers.wait},
             tma: {"async_load": moves.load, "async_copy_global_to_shared": moves.load, "async_store": moves.store,
                   "async_copy_shared_to_global": moves.store, "async_atomic_add": moves.add,
                   "store_wait": moves.store_wait},
@@ -148,9 +148,6 @@ class _Program:
         if value is not None:
             view.store(value)
         return view
-
-    def _allocate_barrier(self, batch: int | None = None, two_ctas: bool = False) -> View:
-        return self._allocate(gl.int64, [1] if batch is None else [batch, 1], hopper.mbarrier.MBarrierLayout())
 
     def _warp_specialize(self, functions_and_args: Sequence, worker_num_warps: Sequence[int],
                          worker_num_regs: Sequence[int] | None = None) -> Any:

@@ -12,7 +12,7 @@ from .barriers import made
 from .memory import Access, View
 from .mistakes import Mistake, OutOfBounds, Unfinished
 from .schedule import Schedule
-from .tiles import Tile, dtype_of, poison
+from .tiles import Tile, dtype_of
 
 
 class Descriptor:
@@ -96,7 +96,7 @@ class Transfers:
 
     def load(self, desc: Descriptor, coord: Sequence[int], barrier: View, result: View, pred: bool = True,
              multicast: bool = False, cache_policy: None = None) -> None:
-        """`tma.async_load`: the region is NaN until the copy lands."""
+        """`tma.async_load`: until the copy lands and is waited for, `Memory.touch` lets nobody near the region."""
         self.schedule.pause()
         if not pred:
             return
@@ -105,7 +105,6 @@ class Transfers:
         access = result.memory.touch(result, "bulk load", write=True, threads=False)
         access.over = False
         self.landed |= access.bit
-        result.data.fill_(poison(result.data.dtype))
 
         def land() -> None:
             result.data.fill_(desc.outside)
