@@ -318,11 +318,7 @@ RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
 
 def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
     """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
-    for name, rule in RULES.items():
-        said = rule(config, shape)
-        if said is not None:
-            return name, said
-    return None
+    return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
 
 
 def candidates() -> Iterator[ForwardConfig]:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash_configs import HOPPER
-from attnbench.kernels.flash_problem import blocks_of, descriptor, group_of, strides_of, takes_tma
+from attnbench.kernels.flash_problem import blocks_of, descriptor, group_of, processors, strides_of, takes_tma
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
     load_tile,
@@ -274,10 +274,3 @@ def launch_forward(
         q, k, v, out, lse, *described, *problem.lengths(), *strides, lse.stride(0), lse.stride(1),
         problem.scale * LOG2_E, *problem.reach(), heads, heads // heads_kv, pairs, tiles, section,
         **blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma), **config.options())
-
-
-def processors(x: Tensor) -> int:
-    """How many programs of a persistent grid there are: the card's SMs; two elsewhere, each with several tiles."""
-    import torch
-
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2

@@ -25,8 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_configs import WARPGROUPS
-from attnbench.kernels.flash_forward import LOG2_E, processors
-from attnbench.kernels.flash_problem import block_of, group_of
+from attnbench.kernels.flash_problem import block_of, group_of, processors
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash_configs import ForwardConfig
     from attnbench.kernels.flash_problem import Problem
 
+LOG2_E = 1.4426950408889634
 LN_2 = gl.constexpr(0.6931471805599453)
 COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
           "group")

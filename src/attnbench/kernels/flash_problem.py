@@ -21,7 +21,7 @@ from torch import Tensor
 from attnbench.kernels.hstu_dense_problem import block_of, group_of
 
 __all__ = ["Problem", "block_of", "blocks_of", "check_values", "descriptor", "group_of", "lse_shape", "problem_of",
-           "strides_of", "takes_tma"]
+           "processors", "strides_of", "takes_tma"]
 
 WHO = "flash_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -151,6 +151,11 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
 
     whole = x[None] if x.dim() == 3 else x
     return TensorDescriptor(whole, list(whole.shape), list(whole.stride()), [1, rows, 1, columns])
+
+
+def processors(x: Tensor) -> int:
+    """How many programs a persistent grid has: the card's SMs; two off a card, so that each has several tiles."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2
 
 
 def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
