@@ -307,6 +307,26 @@ def test_a_barrier_takes_no_more_arrivals_than_it_was_made_for(one_call):
 
 
 @gluon.jit
+def one_barrier():
+    bar = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar.index(0), 3)
+    return bar
+
+
+@gluon.jit
+def stuck():
+    bars = (one_barrier(), one_barrier())
+    mbarrier.arrive(bars[1].index(0))
+    mbarrier.wait(bars[1].index(0), 0)
+
+
+def test_a_deadlock_says_who_waits_for_what():
+    words = r"deadlock: program waits for parity 0 of bar\[0\] of bars\[1\] \(phase 0 is open: 2 of 3 arrivals and 0 bytes"
+    with pytest.raises(Deadlock, match=words):
+        run(stuck, (1,))
+
+
+@gluon.jit
 def make_late(bar, HANDED: gl.constexpr):
     mbarrier.init(bar.index(1), 1)
     if HANDED:

@@ -26,9 +26,9 @@ operands lose 13 bits as in tf32.
 What it does not see: layouts (the compiler checks those), registers, time, bank conflicts, how threads of one
 partition get along (it is one actor; barriers among its warps do nothing), and the order of accesses to global
 memory (stores and loads there happen at one moment each, programs one after the other).  Of one address written
-through pointers by several lanes the last one counts.  Integers past 32 bits are an error, in tiles they wrap around.
-A fence counts when the writer calls it; the card would take one by the reader as well.  Inline assembly, and whatever
-else has no stand-in, is `Unsupported`.
+through pointers by several lanes the last one counts.  Integers past 32 bits are an error, in tiles they wrap around;
+scalar floats have 64 bits, tiles their own type.  A fence counts when the writer calls it; the card would take one by
+the reader as well.  Inline assembly, and whatever else has no stand-in, is `Unsupported`.
 """
 
 from .machine import machine_runs, run

@@ -14,8 +14,8 @@ class Barrier:
     that landed, is then known to whoever waits for it.
     """
 
-    def __init__(self, schedule: Schedule, name: str, count: int) -> None:
-        self.name, self.count = name, count
+    def __init__(self, schedule: Schedule, view: View, count: int) -> None:
+        self.view, self.count = view, count
         self.phase = 0
         "which is open: how many have ended"
         self.pending = count
@@ -26,7 +26,7 @@ class Barrier:
         schedule.task.known |= self.made
 
     def __str__(self) -> str:
-        return (f"{self.name} (phase {self.phase} is open: {self.pending} of {self.count} arrivals and {self.bytes} "
+        return (f"{self.view} (phase {self.phase} is open: {self.pending} of {self.count} arrivals and {self.bytes} "
                 f"bytes to come)")
 
     def passes(self, parity: int) -> bool:
@@ -35,7 +35,7 @@ class Barrier:
 
     def arrive(self, count: int, known: int) -> None:
         if count > self.pending:
-            raise BarrierMisuse(f"more arrivals than {self.name} takes: {count} more; {self}")
+            raise BarrierMisuse(f"more arrivals than {self.view} takes: {count} more; {self}")
         self.pending -= count
         self._gathered |= known
         self._end()
@@ -54,7 +54,7 @@ class Barrier:
         if self.pending:
             return
         if self.bytes < 0:
-            raise BarrierMisuse(f"{-self.bytes} bytes more than {self.name} expected in phase {self.phase}")
+            raise BarrierMisuse(f"{-self.bytes} bytes more than {self.view} expected in phase {self.phase}")
         if not self.bytes:
             self.phase += 1
             self.pending = self.count
@@ -70,7 +70,7 @@ def make(view: View, count: int) -> None:
         raise BarrierMisuse(f"{view} is made a second time")
     if view.numel != 1 or view.data.element_size() != 8 or count < 1:
         raise BarrierMisuse(f"{view}: a barrier is one int64 and takes at least one arrival, not {count}")
-    memory.barriers[view.begin] = Barrier(memory.schedule, str(view), count)
+    memory.barriers[view.begin] = Barrier(memory.schedule, view, count)
 
 
 def invalidate(view: View) -> None:

@@ -35,16 +35,18 @@ class Memory:
     def __init__(self, schedule: Schedule, size: int, number: int) -> None:
         self.bytes = torch.full((size,), 255, dtype=torch.uint8)
         self.schedule = schedule
-        self.name = self._first = f"allocation {number}"
+        self.name, self.place = f"allocation {number}", ""
         self.barriers: dict[int, Any] = {}
         "by the byte they begin at"
         self._accesses: list[Access] = []
 
     def call(self, view: View, name: str) -> None:
-        """Name the allocation after what the program calls it while it is one; a place in a tuple is told too."""
+        """Take the name that the program gives the allocation before its partitions part, or its place in a tuple."""
         if len(self.schedule.tasks) == 1 and view.whole:
-            self.name = name if "[" not in name else f"{name} ({self._first})"
-            self._first = self._first if "[" in name else name
+            if "[" in name:
+                self.place = name
+            else:
+                self.name = name
 
     def touch(self, view: View, what: str, *, write: bool, threads: bool) -> Access:
         """Note an access by the running task.
@@ -103,7 +105,7 @@ class View:
         self.dense = data.numel() * size == self.end - self.begin
 
     def __str__(self) -> str:
-        return self.memory.name + self.label
+        return self.memory.name + self.label + f" of {self.memory.place}" * bool(self.memory.place)
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"shared memory descriptor: {name}")

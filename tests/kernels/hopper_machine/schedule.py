@@ -26,12 +26,12 @@ class Task:
     name: str
     warps: int
     speed: int
-    known: int = 0
+    known: int = field(default=0, repr=False)
     products: list = field(default_factory=list)
     "asynchronous products, oldest first, until they are waited for"
     stores: list = field(default_factory=list)
     "accesses of bulk stores, likewise"
-    thread: Any = None
+    thread: Any = field(default=None, repr=False)
     ready: Callable[[], bool] | None = None
     "what it waits for; None: nothing"
     waits: Callable[[], str] = lambda: "nothing"
