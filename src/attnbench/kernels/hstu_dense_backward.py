@@ -239,18 +239,15 @@ def launch_backward(
     Raises:
         ValueError: the configuration asks for the Hopper kernel and it cannot run this; the one line says why.
     """
-    if config.columns.ws:
-        from attnbench.kernels.hstu_hopper_backward import launch_hopper_backward
-
-        assert workspace is not None
-        workspace.zero_()
-        launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)
-        _round(workspace, dq, problem)
-        return
     if config.columns.atomic:
         assert workspace is not None
         workspace.zero_()
-        _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        if config.columns.ws:
+            from attnbench.kernels.hstu_hopper_backward import launch_hopper_backward
+
+            launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        else:
+            _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
         _round(workspace, dq, problem)
         return
     assert config.rows is not None

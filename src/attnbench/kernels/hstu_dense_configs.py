@@ -54,7 +54,7 @@ class ForwardConfig(_Tiles):
 
     order: str = "plain"
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
-    ws: so too, while a warp of its own loads for warpgroups of 64 rows each (sm_90); pp: these take turns (ping-pong)"""
+    ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90); pp: these take turns (ping-pong)"""
     grid: str = "tiles"
     "of ws and pp: tiles: a program each; persistent: a program an SM, which takes one after another"
 
@@ -77,10 +77,19 @@ class ColumnConfig(_Tiles):
     atomic: bool = False
     "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
     ws: bool = False
-    """the kernel of hstu_hopper_backward, for sm_90 and 16 bits, dims to 128: a warp loads, eight work out; with
-    block_m 64, block_n 128, warps 8 and atomic"""
+    "the kernel of hstu_hopper_backward, of 64x128 tiles, for sm_90, 16 bits, dims to 128: a warp loads, 8 work out"
     split: bool = False
     "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
+
+    def __post_init__(self) -> None:
+        """Refuse a cut that the Hopper kernel has not.
+
+        Raises:
+            ValueError: naming what it has.
+        """
+        if self.ws and (self.block_m, self.block_n, self.warps, self.atomic, self.split) != (64, 128, 8, True, False):
+            raise ValueError("hstu_attention: columns.ws=True comes in one cut alone; block_m=64, block_n=128, "
+                             "warps=8, atomic=True, split=False")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +140,7 @@ def hopper_fault(
         (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
         (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
          f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
-        (bool(odd), f"loads by tensor maps, rows of {odd and odd[0]} dims are no multiple of 16 bytes; a multiple of 8"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
         ((tiles + rows) * item_bytes > HOPPER_SHARED_BYTES,
          f"takes {(tiles + rows) * item_bytes // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
     ):

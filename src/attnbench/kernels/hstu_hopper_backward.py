@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
 
-HIDDEN = gl.constexpr(-1e4)
+HIDDEN = -1e4
 "A score α s / 2 whose SiLU and slope are 0, by the tanh instruction and by an exponential."
+
+LEAST_ALPHA = 1e-30
+"Below it α s is not HIDDEN for any number s; without α all gradients are 0, hidden or not."
 
 
 @gluon.jit
@@ -133,9 +136,9 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
 
 @gluon.jit
 @no_type_check
-def hide(scores, half_alpha, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
+def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
          HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
-    """Scores [keys, queries] from `key` and from `query`; where the mask hides, one whose SiLU and slope are 0."""
+    """Scores [keys, queries] from `key` and from `query`, with `hidden` where the mask hides."""
     rows = gl.arange(0, ROWS, gl.SliceLayout(0, scores.type.layout))[None, :]
     # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
     # constant of the code, where it were a register a column that the compiler keeps through the loop.
@@ -143,7 +146,6 @@ def hide(scores, half_alpha, key, query, prefix, seen, window, CAUSAL: gl.conste
     zero = query + own
     keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
     see = sees(rows - own, keys, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    hidden = gl.where(half_alpha == 0.0, 0.0, HIDDEN / half_alpha)
     return gl.where(see, scores, hidden)
 
 
@@ -173,7 +175,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     """One tile of queries."""
     q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging = tiles
     (head, query_start, keys, first_query, prefix, seen, window, key, front, begin, whole, split,
-     half_alpha) = job
+     half_alpha, hidden) = job
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
@@ -191,7 +193,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, half_alpha, key, first_query + tile * ROWS, prefix, seen, window, CAUSAL, HAS_PREFIX,
+        scores = hide(scores, hidden, key, first_query + tile * ROWS, prefix, seen, window, CAUSAL, HAS_PREFIX,
                       HAS_TARGETS, HAS_WINDOW)
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
@@ -223,7 +225,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     """A warpgroup's work: 64 of the keys, and half of dQ's columns."""
     dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem, factors = given
     q_ring, k_ring, v_ring, dout_ring, half_ring = rings
-    half_alpha, dv_scale = factors
+    half_alpha, hidden, dv_scale = factors
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
     BLOCK_V: gl.constexpr = v_ring[0].shape[5]
     (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
@@ -235,7 +237,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
         steps = front + end - begin
         if steps > 0:
             job = (head, query_start, keys, first_query, prefix, seen, problem[4], key, front, begin, whole, split,
-                   half_alpha)
+                   half_alpha, hidden)
             tiles = (q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging)
             for of in gl.static_range(2):
                 take(k_ring, of)
@@ -262,7 +264,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
 @no_type_check
 def hstu_hopper_backward(
     q_desc, k_desc, v_desc, dout_desc, half_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, half_alpha, dv_scale, heads, pairs, tiles, group, contextual_len, window,
+    num_targets_ptr, half_alpha, hidden, dv_scale, heads, pairs, tiles, group, contextual_len, window,
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
 ):
@@ -281,7 +283,7 @@ def hstu_hopper_backward(
     fence_async_shared()
     loads = (q_desc, k_desc, v_desc, dout_desc, half_desc, rings, problem)
     sums = (dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem,
-            (half_alpha, dv_scale))
+            (half_alpha, hidden, dv_scale))
     # Constants are written out each time: in a tuple they would be numbers of the run.
     gl.warp_specialize([
         (gather, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
@@ -318,7 +320,7 @@ def launch_hopper_backward(
     if tiles * pairs == 0 or not q.numel():
         return
     given = {"q": q, "k": k, "v": v, "dout": dout, "sums": sums, "dk": dk, "dv": dv}
-    _refuse(given, config)
+    _refuse(given, problem.alpha)
     block_d, block_v = (max(32, block_of(dim)) for dim in (attn_dim, linear_dim))
     rows, half = ROWS.value, block_d // 2
     described = [rows_of(x, height, width) for x, height, width in (
@@ -328,24 +330,28 @@ def launch_hopper_backward(
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     hstu_hopper_backward[(tiles * pairs,)](
         *described, problem.offsets, problem.offsets_q, problem.num_targets, problem.alpha / 2,
-        1 / problem.scaling_seqlen, heads, pairs, tiles, group_of(reread, config.section_mib, pairs),
-        problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), STAGES=config.stages,
-        APPROXIMATE=config.silu == "tanh", num_warps=4)
+        2 * HIDDEN / problem.alpha if problem.alpha else 0.0, 1 / problem.scaling_seqlen, heads, pairs, tiles,
+        group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
+        **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", num_warps=4)
 
 
-def _refuse(given: dict[str, Tensor], config: ColumnConfig) -> None:
+def _refuse(given: dict[str, Tensor], alpha: float) -> None:
     """Refuse what this kernel cannot run: it is asked for by name, and another one is not what was asked for."""
     q, v = given["q"], given["v"]
-    card = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else (9, 0)
+    card = card_of(q)
     strided = [name for name, x in given.items() if not is_rows(x)]
     for wrong, said in (
         (card != (9, 0), f"is for sm_90, and the card is sm_{card[0]}{card[1]}"),
         (q.element_size() != 2, f"is for 16 bits, and q is {q.dtype}"),
         (max(q.shape[2], v.shape[2]) > 128, f"is for at most 128 dims, and these are {q.shape[2]} and {v.shape[2]}"),
-        ((config.block_m, config.block_n, config.warps, config.atomic, config.split) != (64, 128, 8, True, False),
-         "has block_m=64, block_n=128, warps=8, atomic and no split"),
+        (0 < abs(alpha) < LEAST_ALPHA, f"takes no alpha={alpha}; at least {LEAST_ALPHA}, or none"),
         (bool(strided), f"loads by tensor maps, which cannot describe {', '.join(strided)}: strides of 16 bytes, and "
                         "an address divisible by 16"),
     ):
         if wrong:
             raise ValueError(f"{WHO}: backward.columns.ws=True {said}; ws=False")
+
+
+def card_of(x: Tensor) -> tuple[int, int]:
+    """Compute capability of a tensor's card; this kernel's own where there is none, as on the machine of the tests."""
+    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (9, 0)

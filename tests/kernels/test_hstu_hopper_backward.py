@@ -1,0 +1,160 @@
+"""The Hopper backward of dense HSTU attention: values against the oracle on the machine of `hopper_machine`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.backends.base import Budget
+from attnbench.check.compare import compare, make_truth
+from attnbench.kernels import hstu_dense, hstu_dense_backward, hstu_hopper_backward
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD
+from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
+
+from .hopper_machine import machine_runs
+from .test_hstu_dense import case_of, problem_of
+
+WS = hstu_dense.ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, ws=True, silu="exp")
+CASES = {
+    "one-of-each-length": {"batch": 4, "seqlen": 129, "lengths": "0:1:127:129", "nheads": 2},
+    "many-tiles": {"batch": 1, "seqlen": 400, "attn_dim": 128, "linear_dim": 128},
+    "not-causal": {"seqlen": 200, "lengths": "200:65", "causal": False},
+    "prefix": {"seqlen": 260, "lengths": "260:9", "contextual_len": 100},
+    "prefix-not-causal": {"seqlen": 150, "lengths": "150:20", "contextual_len": 5, "causal": False},
+    "targets": {"batch": 3, "seqlen": 200, "lengths": "200:130:3", "num_targets": "70:130:1"},
+    "targets-not-causal": {"seqlen": 150, "lengths": "150:7", "num_targets": "9:7", "causal": False},
+    "window": {"batch": 1, "seqlen": 450, "max_attn_len": 90},
+    "narrow-window": {"batch": 1, "seqlen": 300, "max_attn_len": 1, "num_targets": "3"},
+    "window-both-ways": {"batch": 1, "seqlen": 400, "max_attn_len": 30, "causal": False},
+    "window-prefix-targets": {"seqlen": 330, "lengths": "330:90", "max_attn_len": 70, "contextual_len": 66,
+                              "num_targets": "80:5"},
+    "cached": {"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 18, "num_targets": "5:0:2"},
+    "cached-all": {"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
+                   "max_attn_len": 52},
+    "odd-dims": {"batch": 1, "seqlen": 140, "attn_dim": 24, "linear_dim": 40},
+    "narrow": {"batch": 1, "seqlen": 140, "attn_dim": 8, "linear_dim": 128},
+    "wide-keys": {"batch": 1, "seqlen": 140, "attn_dim": 128, "linear_dim": 32},
+    "factors": {"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7},
+}
+
+
+def make(name="", seed=3, **values):
+    """A case in 16 bits of 64 dims, and its inputs."""
+    case = case_of(**{"dtype": "bf16", "attn_dim": 64, "linear_dim": 64} | CASES.get(name, {}) | values)
+    return case, make_inputs(case, seed=seed, kind="normal", device="cpu")
+
+
+def gradients(case, inputs, problem=None, seed=0, **cut):
+    """All gradients, written over NaN; the seed is of the order in which the warps of a program get on."""
+    dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (inputs.q, inputs.k, inputs.v))
+    config = hstu_dense.BackwardConfig(columns=replace(WS, **cut), rows=None)
+    with machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed), \
+            machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed):
+        hstu_dense.launch_backward(inputs.q, inputs.k, inputs.v, inputs.dout, dq, dk, dv,
+                                   problem or problem_of(hstu_dense, case, inputs), config,
+                                   torch.full(hstu_dense.workspace_shape(inputs.q, config), torch.nan))
+    return {"dq": dq, "dk": dk, "dv": dv}
+
+
+def held(case, inputs, found):
+    truth, plain = (WORKLOAD.oracle("hstu", case, inputs, dtype=dtype, draw=Draw())
+                    for dtype in (torch.float64, torch_dtype(case)))
+    truth, plain = ({name: x[name] for name in found} for x in (truth, plain))
+    outcome = compare(found, make_truth(truth, plain, torch_dtype(case)), Budget())
+    assert outcome.ok, outcome.faults
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_for_every_mask(name):
+    case, inputs = make(name)
+    held(case, inputs, gradients(case, inputs, seed=list(CASES).index(name), stages=2 + len(name) % 2))
+
+
+@pytest.mark.parametrize("name", ["window-prefix-targets", "cached", "many-tiles"])
+def test_right_in_half_precision(name):
+    case, inputs = make(name, seed=4, dtype="fp16")
+    held(case, inputs, gradients(case, inputs))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_right_in_whatever_order_the_warps_get_on(seed):
+    case, inputs = make(seed=5, batch=1, seqlen=260, nheads=2, contextual_len=3, num_targets="30", attn_dim=128,
+                        linear_dim=32)
+    held(case, inputs, gradients(case, inputs, seed=10 + seed))
+
+
+def test_the_sign_of_alpha_is_that_of_the_queries_and_without_alpha_there_are_no_gradients():
+    case, inputs = make("targets")
+    problem = problem_of(hstu_dense, case, inputs)
+    found = gradients(case, inputs)
+    turned = gradients(case, replace(inputs, q=-inputs.q), replace(problem, alpha=-problem.alpha))
+    assert torch.equal(turned["dq"], -found["dq"])
+    assert all(torch.equal(turned[name], found[name]) for name in ("dk", "dv"))
+    assert all(x.abs().max() == 0 for x in gradients(case, inputs, replace(problem, alpha=0.0)).values())
+
+
+def test_slices_of_one_tensor_need_no_copy():
+    case, inputs = make(seqlen=65, linear_dim=32, nheads=2)
+    whole = torch.cat([inputs.q, inputs.k, inputs.v], dim=2)
+    q, k, v = whole.split([64, 64, 32], dim=2)
+    want, found = gradients(case, inputs), gradients(case, replace(inputs, q=q, k=k, v=v))
+    assert all(torch.equal(found[name], want[name]) for name in want)
+
+
+def test_a_sequence_of_nan_leaves_its_neighbours_alone():
+    case, inputs = make(batch=3, seqlen=70, lengths="70:37:70")
+    before = gradients(case, inputs)
+    bad = {}
+    for name in ("q", "k", "v", "dout"):
+        bad[name] = getattr(inputs, name).clone()
+        bad[name][70:107] = torch.nan
+    after = gradients(case, replace(inputs, **bad))
+    for name, x in before.items():
+        for rows in (slice(0, 70), slice(107, None)):
+            assert torch.equal(after[name][rows], x[rows])
+        assert after[name][70:107].isnan().any()
+
+
+@pytest.mark.parametrize("queries", [0, 1])
+def test_keys_that_no_query_sees_get_nothing(queries):
+    case, inputs = make(batch=1, seqlen=200, num_targets="150")
+    some = replace(inputs, q=inputs.q[:queries], dout=inputs.dout[:queries])
+    problem = replace(problem_of(hstu_dense, case, inputs), offsets_q=torch.tensor([0, queries]), max_seqlen_q=queries)
+    found = gradients(case, some, problem)
+    seen = torch.zeros(200, dtype=torch.bool)
+    seen[:50] = queries  # the one query is the last target
+    seen[199] = queries
+    for name in ("dk", "dv"):
+        assert (found[name].abs().amax((1, 2)) > 0).equal(seen)
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    ({"dtype": "fp32"}, "ws=True is for 16 bits, and q is torch.float32; ws=False"),
+    ({"attn_dim": 136}, "ws=True is for at most 128 dims, and these are 136 and 64; ws=False"),
+    ({"linear_dim": 20}, "which cannot describe v, dout, dv: strides of 16 bytes"),
+    ({"alpha": 1e-31}, "ws=True takes no alpha=1e-31; at least 1e-30, or none"),
+])
+def test_what_it_cannot_run_is_refused_in_one_line(values, said):
+    case, inputs = make(**{"seqlen": 40, **values})
+    with pytest.raises(ValueError, match=said) as caught:
+        gradients(case, inputs)
+    assert str(caught.value).startswith("hstu_attention: backward.columns.ws=True ")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_card_is_refused(monkeypatch):
+    case, inputs = make(seqlen=40)
+    monkeypatch.setattr(hstu_hopper_backward, "card_of", lambda x: (10, 0))
+    with pytest.raises(ValueError, match="ws=True is for sm_90, and the card is sm_100; ws=False"):
+        gradients(case, inputs)
+
+
+@pytest.mark.parametrize("change", [{"block_m": 32}, {"block_n": 64}, {"warps": 4}, {"atomic": False}, {"split": True}])
+def test_a_cut_it_has_not_is_refused(change):
+    with pytest.raises(ValueError, match="ws=True comes in one cut alone; block_m=64"):
+        replace(WS, **change)
