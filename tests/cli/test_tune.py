@@ -34,8 +34,8 @@ def tune(attnbench, monkeypatch):
     ("", 2, "attnbench tune: BACKEND is missing; see `attnbench tune --help`"),
     ("hstu-tritn", 2, "attnbench tune: BACKEND=hstu-tritn is not known; one of "),
     ("sdpa", 2, "attnbench tune: BACKEND=sdpa has no configurations to choose from; one that has: "),
-    ("hstu-triton[f64x64w4s2-ahead0]", 2, "attnbench tune: BACKEND=hstu-triton[f64x64w4s2-ahead0] names one "
-     "configuration already; hstu-triton; attnbench tune hstu-triton --configs f64x64w4s2-ahead0"),
+    ("hstu-triton[f64x64w4s2-ahead]", 2, "attnbench tune: BACKEND=hstu-triton[f64x64w4s2-ahead] names one "
+     "configuration already; hstu-triton; attnbench tune hstu-triton --configs f64x64w4s2-ahead"),
     ("hstu-triton --device cpu", 3, "hstu-triton: device=cpu is not supported; cuda"),
     ("tunable --backends ./tunable.py --device cpu --headdim 128", 0, None),
     ("tunable --backends ./tunable.py --device cpu --configs c1,d*", 2,

@@ -79,7 +79,8 @@ def run(kernels, case, inputs, cut, *, atomic):
     workspace = None if shape is None else torch.full(shape, torch.nan)
     kernels.check_tensors(q, k, v, problem)
     kernels.check_values(q, k, v, problem)
-    kernels.launch_forward(q, k, v, out, problem, kernels.ForwardConfig(**CUT, **cut, ahead=not atomic))
+    order = "plain" if atomic else "ahead"
+    kernels.launch_forward(q, k, v, out, problem, kernels.ForwardConfig(**CUT, **cut, order=order))
     kernels.launch_backward(q, k, v, dout, dq, dk, dv, problem, config, workspace)
     return {"out": out, "dq": dq, "dk": dk, "dv": dv}
 
@@ -185,7 +186,7 @@ def test_tiles_that_no_row_sees_are_not_looked_at(kernels, values, poison, clean
     bad = replace(inputs, k=poisoned(inputs.k, poison), v=poisoned(inputs.v, poison))
     problem = problem_of(kernels, case, inputs)
     out, dq = torch.zeros_like(inputs.dout), torch.zeros_like(inputs.q)
-    kernels.launch_forward(bad.q, bad.k, bad.v, out, problem, kernels.ForwardConfig(**CUT, **SMALL, ahead=True))
+    kernels.launch_forward(bad.q, bad.k, bad.v, out, problem, kernels.ForwardConfig(**CUT, **SMALL, order="ahead"))
     kernels.launch_backward(bad.q, bad.k, bad.v, bad.dout, dq, torch.zeros_like(bad.k), torch.zeros_like(bad.v),
                             problem, backward_of(kernels, SMALL, atomic=False), None)
     assert torch.equal(out[clean], before["out"][clean])
@@ -202,7 +203,7 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(kernels):
     after = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     cut = {**SMALL, "loads": "tma"}
     kernels.launch_forward(x["q"], x["k"], x["v"], after["out"], problem,
-                           kernels.ForwardConfig(**CUT, **cut, ahead=True))
+                           kernels.ForwardConfig(**CUT, **cut, order="ahead"))
     kernels.launch_backward(*x.values(), after["dq"], after["dk"], after["dv"], problem,
                             backward_of(kernels, cut, atomic=False), None)
     for name, tensor in before.items():

@@ -34,6 +34,18 @@ class HstuTriton(OurTriton):
             if getattr(case, name) > LARGEST_DIM:
                 raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported",
                                           f"at most {LARGEST_DIM}"))
+        self._check_config(case, machine)
+
+    def _check_config(self, case: Any, machine: Machine) -> None:
+        from attnbench.kernels.hstu_dense_configs import ForwardConfig, hopper_fault
+
+        forward = {} if self.config is None else self.config.values.get("forward", {})
+        if "order" not in forward or not (config := ForwardConfig(**forward)).hopper:
+            return
+        fault = hopper_fault(config, capability=machine.capability, item_bytes=4 if case.dtype == "fp32" else 2,
+                             attn_dim=case.attn_dim, linear_dim=case.linear_dim)
+        if fault:
+            raise Unsupported(refusal(self.name, "order", config.order, fault, "another order"))
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
@@ -49,11 +61,15 @@ class HstuTriton(OurTriton):
 
 
 def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) -> dict[str, dict[str, Any]]:
-    return {f"{kernel[0]}{rows}x{keys}w{warps}s{stages}"
-            + "".join(f"-{name}{value:d}" if isinstance(value, bool) else f"-{name}{value}" for name, value in
-                      more.items()):
+    return {f"{kernel[0]}{rows}x{keys}w{warps}s{stages}" + "".join(f"-{_spell(*one)}" for one in more.items()):
             {kernel: {"block_m": rows, "block_n": keys, "warps": warps, "stages": stages, **more}}
             for rows, keys, warps, stages in cuts}
+
+
+def _spell(name: str, value: Any) -> str:
+    if name in ("order", "grid"):
+        return str(value)
+    return f"{name}{value:d}" if isinstance(value, bool) else f"{name}{value}"
 
 
 # Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
@@ -68,13 +84,20 @@ _COLUMNS = {64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2)
             128: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1),
                   (64, 128, 8, 2), (64, 128, 8, 3)),
             256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
+# Of the kernel for Hopper: what spills nothing in its loops, with room for one program an SM.
+_HOPPER = {64: ((128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3), (192, 64, 12, 4)),
+           128: ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (192, 64, 12, 2), (192, 64, 12, 3)),
+           256: ((128, 64, 8, 2),)}
 _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
 
 
 def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
     main = ((128, 64, 8, 2 if width == 256 else 3),)
-    return (_space("forward", _WHOLE[width], ahead=False) | _space("forward", _WHOLE[width], ahead=True)
-            | (_space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, ahead=False)
+    hopper = [_space("forward", _HOPPER[width], order=order, **more) for order in ("ws", "pp")
+              for more in ({}, {"grid": "persistent"})]
+    return (_space("forward", _WHOLE[width], order="plain") | _space("forward", _WHOLE[width], order="ahead")
+            | hopper[0] | hopper[1] | hopper[2] | hopper[3]
+            | (_space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, order="plain")
                | _space("forward", main, masked_stages=2) | _space("forward", main, loads="pointer")
                if width < 256 else {})
             | _space("forward", main, section_mib=8.0) | _space("forward", main, section_mib=1000.0))
@@ -82,7 +105,10 @@ def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
 
 def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
     deterministic = _space("columns", _COLUMNS[width]) | _space("rows", _ROWS[width])
+    # Tiles and warps of the Hopper kernel are given; what is left is how many tiles are in flight.
+    ws = _space("atomic", [(64, 128, 8, stages) for stages in {64: (2, 3, 4), 128: (2, 3), 256: ()}[width]])
     return ({"deterministic": {"deterministic": True}} | _space("atomic", _ATOMIC[width])
+            | {f"{short}-ws": {"atomic": {**change["atomic"], "ws": True}} for short, change in ws.items()}
             | {f"deterministic-{short}": {"deterministic": True, **change} for short, change in deterministic.items()})
 
 

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
+from attnbench.kernels.hopper import ROWS, is_rows, rows_of
+from attnbench.kernels.hstu_dense_configs import hopper_fault
+from attnbench.kernels.hstu_dense_problem import (
+    block_of,
+    blocks_of,
+    capability_of,
+    descriptor,
+    group_of,
+    processors,
+    takes_tma,
+    wrong,
+)
 from attnbench.kernels.hstu_dense_tiles import (
     COUNTS,
     load_whole,
@@ -25,6 +36,7 @@ from attnbench.kernels.hstu_dense_tiles import (
     silu,
     tiles_of_rows,
 )
+from attnbench.kernels.hstu_hopper_forward import hstu_hopper_forward
 from attnbench.kernels.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
@@ -115,10 +127,16 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         out: like v with the rows of q; every row is written.
         problem: sequences, mask and factors; checked before.
         config: tiles and code path.
+
+    Raises:
+        ValueError: the code path is that of sm_90 and something does not fit it; one line says what.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
-    if tiles * pairs == 0:
+    if tiles * pairs == 0 or out.numel() == 0:
+        return
+    if config.hopper:
+        _launch_hopper(q, k, v, out, problem, config)
         return
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
@@ -128,5 +146,33 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
         group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
         problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
-        **blocks_of(attn_dim, linear_dim), TMA=tma, AHEAD=config.ahead,
+        **blocks_of(attn_dim, linear_dim), TMA=tma, AHEAD=config.order == "ahead",
         **config.options())
+
+
+def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
+    """Launch the kernel for sm_90 on tensors that hold something.
+
+    Raises:
+        ValueError: the card, the precision, a dim or how a tensor lies does not fit; one line says which.
+    """
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=attn_dim,
+                         linear_dim=linear_dim)
+    if fault:
+        raise wrong("forward.order", config.order, fault, "another order")
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if not is_rows(x):
+            raise wrong(f"{name}.stride", x.stride(), f"is no multiple of 16 bytes, as order={config.order} needs",
+                        "an aligned tensor, or another order")
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    block_d, block_v = block_of(attn_dim), block_of(linear_dim)
+    programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
+    hstu_hopper_forward[(programs,)](
+        rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
+        rows_of(out, ROWS.value, block_v), problem.offsets, problem.offsets_q, problem.num_targets,
+        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
+        group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
+        problem.contextual_len, problem.max_attn_len or 0, BLOCK_V=block_v, num_warps=4, **problem.flags(),
+        **config.hopper_flags())
+

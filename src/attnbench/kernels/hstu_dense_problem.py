@@ -75,6 +75,16 @@ def takes_tma(x: Tensor) -> bool:
         stride * item % 16 == 0 and stride for stride in x.stride()[:2])
 
 
+def capability_of(x: Tensor) -> tuple[int, int] | None:
+    """Compute capability of a tensor's card; None elsewhere."""
+    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else None
+
+
+def processors(x: Tensor) -> int:
+    """SMs of a tensor's card; elsewhere few enough that a program has several tiles."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2
+
+
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     """Describe [rows, heads, dims] to the tensor memory accelerator: tiles of one head, zeros outside."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -94,7 +104,7 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
         ValueError: naming the device and what is accepted.
     """
     if compiled and q.device.type != "cuda":
-        raise _wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
+        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
@@ -105,13 +115,13 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
-            raise _wrong(f"{name}.shape", tuple(x.shape), "is not packed", "[rows, heads, dims]")
+            raise wrong(f"{name}.shape", tuple(x.shape), "is not packed", "[rows, heads, dims]")
         if x.dtype not in DTYPES:
-            raise _wrong(f"{name}.dtype", x.dtype, "is not supported", "bfloat16, float16 or float32")
+            raise wrong(f"{name}.dtype", x.dtype, "is not supported", "bfloat16, float16 or float32")
         if not 1 <= x.shape[2] <= LARGEST_DIM:
-            raise _wrong(f"{name}.shape", tuple(x.shape), "has too many dims or none", f"1 to {LARGEST_DIM} dims")
+            raise wrong(f"{name}.shape", tuple(x.shape), "has too many dims or none", f"1 to {LARGEST_DIM} dims")
         if x.stride(2) != 1 and x.shape[2] > 1:
-            raise _wrong(f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
+            raise wrong(f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
     for name, x in (("k", k), ("v", v)):
         _same(f"{name}.dtype", x.dtype, q.dtype, "q's")
         _same(f"{name}.device", x.device, q.device, "q's")
@@ -131,12 +141,12 @@ def _check_indices(q: Tensor, problem: Problem) -> None:
         if x is None:
             continue
         if x.dtype not in INDICES:
-            raise _wrong(f"{name}.dtype", x.dtype, "is not supported", "int32 or int64")
+            raise wrong(f"{name}.dtype", x.dtype, "is not supported", "int32 or int64")
         if tuple(x.shape) != (length,):
-            raise _wrong(f"{name}.shape", tuple(x.shape), "does not fit", f"[{length}] for {batch} sequences")
+            raise wrong(f"{name}.shape", tuple(x.shape), "does not fit", f"[{length}] for {batch} sequences")
         _same(f"{name}.device", x.device, q.device, "q's")
         if not x.is_contiguous():
-            raise _wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")
+            raise wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")
 
 
 def _check_numbers(problem: Problem) -> None:
@@ -146,9 +156,9 @@ def _check_numbers(problem: Problem) -> None:
         if value is None and name == "max_attn_len":
             continue
         if type(value) is not int or value < least:
-            raise _wrong(name, value, "cannot be used", f"a whole number from {least}")
+            raise wrong(name, value, "cannot be used", f"a whole number from {least}")
     if not problem.alpha == problem.alpha or problem.alpha in (float("inf"), float("-inf")):
-        raise _wrong("alpha", problem.alpha, "is not finite", "a finite number")
+        raise wrong("alpha", problem.alpha, "is not finite", "a finite number")
 
 
 def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
@@ -165,38 +175,39 @@ def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
                            "max_seqlen_q")
         for number, (some, all_) in enumerate(zip(queries, lengths, strict=True)):
             if some > all_:
-                raise _wrong(f"offsets_q[{number + 1}]", sum(queries[:number + 1]),
+                raise wrong(f"offsets_q[{number + 1}]", sum(queries[:number + 1]),
                              f"gives sequence {number} {some} queries and {all_} keys", "no more queries than keys")
     if problem.num_targets is not None:
         for number, (count, length) in enumerate(zip(problem.num_targets.tolist(), lengths, strict=True)):
             if not 0 <= count <= length:
-                raise _wrong(f"num_targets[{number}]", count, "is out of range", f"from 0 to its {length} rows")
+                raise wrong(f"num_targets[{number}]", count, "is out of range", f"from 0 to its {length} rows")
     for name, x in (("q", q), ("k", k), ("v", v)):
         finite = x.isfinite()
         if not bool(finite.all()):
             at = (~finite).nonzero()[0].tolist()
-            raise _wrong(f"{name}{at}", x[tuple(at)].item(), "is not finite", "finite values")
+            raise wrong(f"{name}{at}", x[tuple(at)].item(), "is not finite", "finite values")
 
 
 def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound: str) -> list[int]:
     if offsets[0] != 0:
-        raise _wrong(f"{name}[0]", offsets[0], "is not the start", "0")
+        raise wrong(f"{name}[0]", offsets[0], "is not the start", "0")
     lengths = [after - before for before, after in pairwise(offsets)]
     for number, length in enumerate(lengths):
         if length < 0:
-            raise _wrong(f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}",
+            raise wrong(f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}",
                          "offsets that never fall")
         if length > most:
-            raise _wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
+            raise wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
     if offsets[-1] != rows:
-        raise _wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
+        raise wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
     return lengths
 
 
 def _same(name: str, value: object, wanted: object, whose: str) -> None:
     if value != wanted:
-        raise _wrong(name, value, "does not fit", f"{wanted}, {whose}")
+        raise wrong(name, value, "does not fit", f"{wanted}, {whose}")
 
 
-def _wrong(name: str, value: object, wrong: str, accepted: str) -> ValueError:
-    return ValueError(f"{WHO}: {name}={value} {wrong}; {accepted}")
+def wrong(name: str, value: object, why: str, accepted: str) -> ValueError:
+    """The refusal of an argument: its name, its value, what is wrong with it and what is accepted."""
+    return ValueError(f"{WHO}: {name}={value} {why}; {accepted}")

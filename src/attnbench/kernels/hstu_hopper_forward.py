@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Dense HSTU attention forward for Hopper: one warp loads, two or three warpgroups of 64 rows each attend.
 
 The sums are those of hstu_dense_forward.  Nothing rescales the output, so no product waits for SiLU but its own:
@@ -37,9 +37,19 @@ from attnbench.kernels.hopper import (
     store_tile,
     sync_warps,
     take,
+    tile_of,
+    wait_tile,
     wait_turn,
 )
-from attnbench.kernels.hstu_dense_tiles import keys_of_rows, masked_tile, sees, sequence, silu, tiles_of_rows
+from attnbench.kernels.hstu_dense_tiles import (
+    COUNTS,
+    keys_of_rows,
+    masked_tile,
+    sees,
+    sequence,
+    silu,
+    tiles_of_rows,
+)
 from attnbench.kernels.rows import section_of
 
 
@@ -64,7 +74,20 @@ def job_of(program, problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS
 
 @gluon.jit
 @no_type_check
-def tile_of(index, ranges, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
+def jobs_of(problem, PERSISTENT: gl.constexpr):
+    """Which jobs are a program's: first, end and step; one where that is known beforehand."""
+    first = gl.program_id(0)
+    end = first + 1
+    step = 1
+    if PERSISTENT:
+        end = problem[7] * problem[6]
+        step = gl.num_programs(0)
+    return first, end, step
+
+
+@gluon.jit
+@no_type_check
+def tile_at(index, ranges, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
     """The index-th tile of a job: the masked ones first, and of each kind the last first."""
     begin, whole, split, end, own, masked = ranges
     tile = masked_tile(masked - 1 - index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW)
@@ -90,13 +113,14 @@ def unseen_of(row, keys, mask, ranges, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
 @gluon.jit
 @no_type_check
 def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-         HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
+         HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, PERSISTENT: gl.constexpr):
     """The loader's work."""
     q_desc, k_desc, v_desc, rings, problem = given
     q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
-    for program in range(gl.program_id(0), problem[7] * problem[6], gl.num_programs(0)):
+    one, last, every = jobs_of(problem, PERSISTENT)
+    for program in range(one, last, every):
         head, key_start, query_start, keys, queries, start, _first, _prefix, _seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)
         if start < queries:
@@ -104,7 +128,7 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
                 fill(q_rings[which], turn, q_desc, query_start, queries, start + which * ROWS, head)
             turn += 1
             for index in range(ranges[5] + ranges[2] - ranges[1]):
-                at = tile_of(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+                at = tile_at(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
                 fill(k_ring, count, k_desc, key_start, keys, at, head)
                 fill(v_ring, count, v_desc, key_start, keys, at, head)
                 count += 1
@@ -141,14 +165,14 @@ def step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, 
     scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
     # Rounded here, not where they came about: carried in 16 bits, each would be packed anew.
     rounded = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
-    v = take(v_ring, count - 1)
-    acc = warpgroup_mma(rounded, v, acc, is_async=True)
+    acc = warpgroup_mma(rounded, tile_of(v_ring, count - 1), acc, is_async=True)
     if TURNS:
         pass_turn(turns, WHICH)
     scores = warpgroup_mma_wait(1, [scores])
     give_back(k_ring, count)
     weights = weigh(scores, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, MASKED,
                     APPROXIMATE)
+    wait_tile(v_ring, count)
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count - 1)
     return acc, weights
@@ -158,7 +182,7 @@ def step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, 
 @no_type_check
 def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
            HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr,
-           BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr):
+           BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each tile."""
     out_desc, outs, rings, turns, problem, half_alpha, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -170,7 +194,8 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     turn = 0
     mine = 0
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    for program in range(gl.program_id(0), problem[7] * problem[6], gl.num_programs(0)):
+    one, last, every = jobs_of(problem, PERSISTENT)
+    for program in range(one, last, every):
         head, _key_start, query_start, keys, queries, start, first, prefix, seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)
         if start < queries:
@@ -201,12 +226,13 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
                     mine += 1
                 scores = warpgroup_mma_wait(0, [scores])
                 give_back(k_ring, count)
-                at = tile_of(unseen, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+                at = tile_at(unseen, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
                 weights = weigh(scores, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True,
                                 APPROXIMATE)
+                wait_tile(v_ring, count)
                 count += 1
                 for index in range(unseen + 1, masked):
-                    at = tile_of(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+                    at = tile_at(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
                     acc, weights = step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, CAUSAL,
                                         HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True, APPROXIMATE, BLOCK_N, WHICH, TURNS)
                     count += 1
@@ -216,15 +242,12 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
                                         HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, False, APPROXIMATE, BLOCK_N, WHICH, TURNS)
                     count += 1
                     mine += 1
-                v = take(v_ring, count - 1)
-                acc = warpgroup_mma(gl.convert_layout(weights.to(DTYPE), WEIGHTS), v, acc, is_async=True)
+                weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+                acc = warpgroup_mma(weights, tile_of(v_ring, count - 1), acc, is_async=True)
                 acc = warpgroup_mma_wait(0, [acc])
                 give_back(v_ring, count - 1)
             # Queries of as many columns have been read: the output leaves from where they were.
-            if BLOCK_V == q.shape[1]:
-                place = q_rings[WHICH][0].index(0)
-            else:
-                place = outs.index(WHICH)
+            place = q_rings[WHICH][0].index(0) if q.shape[1] == BLOCK_V else outs.index(WHICH)
             flat(place).store((acc * scale).to(DTYPE))
             fence_async_shared()
             sync_warps()
@@ -234,14 +257,15 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
             turn += 1
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_hopper_forward(
     q_desc, k_desc, v_desc, out_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr, half_alpha, scale, heads, pairs,
     tiles, group, contextual_len, window,
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
@@ -252,7 +276,7 @@ def hstu_hopper_forward(
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES + 1, GROUPS))
     turns = barriers(GROUPS, 1)
     outs = q_rings[0][0]
-    if BLOCK_V != q_desc.block_shape[4]:
+    if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     loads = (q_desc, k_desc, v_desc, rings, problem)
@@ -261,18 +285,20 @@ def hstu_hopper_forward(
     if GROUPS == 2:
         gl.warp_specialize([
             (attend, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS)),
+                      GROUPS, TURNS, PERSISTENT)),
             (attend, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS)),
-            (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS)),
+                      GROUPS, TURNS, PERSISTENT)),
+            (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS,
+                    PERSISTENT)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
             (attend, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS)),
+                      GROUPS, TURNS, PERSISTENT)),
             (attend, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS)),
+                      GROUPS, TURNS, PERSISTENT)),
             (attend, (sums, 2, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS)),
-            (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS)),
+                      GROUPS, TURNS, PERSISTENT)),
+            (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS,
+                    PERSISTENT)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
