@@ -87,6 +87,9 @@ def launch_backward(
         problem: sequences, mask and scale; checked before.
         config: tiles, code path, and whether dQ comes by atomics.
         workspace: of `workspace_of` for this configuration.
+
+    Raises:
+        ValueError: the order `ws` was asked for and cannot describe a tensor; the one line names it.
     """
     _prepare(out, dout, lse, q, problem, config, workspace)
     _columns(q, k, v, dout, dk, dv, problem, config, workspace)
@@ -121,7 +124,8 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
         from attnbench.kernels.flash_hopper_backward import launch_hopper_columns
 
         assert sums is not None
-        return launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
+        launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
+        return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
     # The interpreter has no atomics of descriptors.
     tma_add = tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)

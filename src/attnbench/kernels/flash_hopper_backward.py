@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.flash_backward_columns import padded_start
+from attnbench.kernels.flash_backward_columns import COUNTS, padded_start
 from attnbench.kernels.flash_problem import group_of
 from attnbench.kernels.flash_tiles import rows_of_keys, sequence, tiles_of
 from attnbench.kernels.hopper import (
@@ -49,7 +49,6 @@ from attnbench.kernels.hopper import (
     store_tile,
     sync_warps,
     take,
-    tile_layout,
 )
 from attnbench.kernels.rows import section_of
 
@@ -305,7 +304,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         tma.store_wait(0)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_backward(
     q_desc, k_desc, v_desc, dout_desc, stats_desc, dk_desc, dv_desc, sums_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
@@ -361,10 +360,14 @@ def launch_hopper_columns(
         ValueError: a tensor that tensor maps cannot describe; the one line names it.
     """
     cut, heads, heads_kv = config.columns, q.shape[-2], k.shape[-2]
+    if q.numel() == 0:
+        dk.zero_()
+        dv.zero_()
+        return
     for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)):
         if not is_rows(x):
-            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit {config.short}; sequences behind "
-                             "one another, strides of 16 bytes; another configuration")
+            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
+                             "multiple of 16 bytes apart, sequences behind one another, or order=early")
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
     columns = 64 if max(q.shape[-1], v.shape[-1]) <= 64 else 128
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * q.shape[-1])
