@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
 from .hopper_machine import machine_runs
 from .test_hstu_dense import case_of, problem_of
 
-WS = hstu_dense.ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, ws=True, silu="exp")
+WS = hstu_dense.ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, order="ws", silu="exp")
 CASES = {
     "one-of-each-length": {"batch": 4, "seqlen": 129, "lengths": "0:1:127:129", "nheads": 2},
     "many-tiles": {"batch": 1, "seqlen": 400, "attn_dim": 128, "linear_dim": 128},
@@ -133,28 +134,31 @@ def test_keys_that_no_query_sees_get_nothing(queries):
         assert (found[name].abs().amax((1, 2)) > 0).equal(seen)
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"dtype": "fp32"}, "ws=True is for 16 bits, and q is torch.float32; ws=False"),
-    ({"attn_dim": 136}, "ws=True is for at most 128 dims, and these are 136 and 64; ws=False"),
-    ({"linear_dim": 20}, "which cannot describe v, dout, dv: strides of 16 bytes"),
-    ({"alpha": 1e-31}, "ws=True takes no alpha=1e-31; at least 1e-30, or none"),
+@pytest.mark.parametrize(("values", "cut", "said"), [
+    ({"dtype": "fp32"}, {}, "columns.order=ws multiplies 16-bit numbers; bf16 or fp16; another order"),
+    ({"attn_dim": 136}, {}, "columns.order=ws holds gradients of 128 dims, not 136; another order"),
+    ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
+    ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
+    ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),
+    ({"attn_dim": 128, "linear_dim": 128}, {"stages": 4}, "columns.order=ws takes 256 KiB of shared memory; at most"),
+    ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),
 ])
-def test_what_it_cannot_run_is_refused_in_one_line(values, said):
+def test_what_it_cannot_run_is_refused_in_one_line(values, cut, said):
     case, inputs = make(**{"seqlen": 40, **values})
-    with pytest.raises(ValueError, match=said) as caught:
-        gradients(case, inputs)
-    assert str(caught.value).startswith("hstu_attention: backward.columns.ws=True ")
+    with pytest.raises(ValueError, match=re.escape("hstu_attention: " + said)) as caught:
+        gradients(case, inputs, **cut)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_out_of_line_is_refused():
+    case, inputs = make(seqlen=40)
+    off = torch.cat([inputs.k[:, :, :1], inputs.k], dim=2)[:, :, 1:]
+    with pytest.raises(ValueError, match=r"hstu_attention: k.stride=\(65, 65, 1\) is no multiple of 16 bytes"):
+        gradients(case, replace(inputs, k=off))
 
 
 def test_another_card_is_refused(monkeypatch):
     case, inputs = make(seqlen=40)
-    monkeypatch.setattr(hstu_hopper_backward, "card_of", lambda x: (10, 0))
-    with pytest.raises(ValueError, match="ws=True is for sm_90, and the card is sm_100; ws=False"):
+    monkeypatch.setattr(hstu_hopper_backward, "capability_of", lambda x: (10, 0))
+    with pytest.raises(ValueError, match=r"columns.order=ws is for sm_90 alone, not sm_100; another order"):
         gradients(case, inputs)
-
-
-@pytest.mark.parametrize("change", [{"block_m": 32}, {"block_n": 64}, {"warps": 4}, {"atomic": False}, {"split": True}])
-def test_a_cut_it_has_not_is_refused(change):
-    with pytest.raises(ValueError, match="ws=True comes in one cut alone; block_m=64"):
-        replace(WS, **change)

@@ -37,15 +37,24 @@ class HstuTriton(OurTriton):
         self._check_config(case, machine)
 
     def _check_config(self, case: Any, machine: Machine) -> None:
-        from attnbench.kernels.hstu_dense_configs import ForwardConfig, hopper_fault
+        from attnbench.kernels.hstu_dense_configs import (
+            ColumnConfig,
+            ForwardConfig,
+            hopper_columns_fault,
+            hopper_fault,
+        )
 
-        forward = {} if self.config is None else self.config.values.get("forward", {})
-        if "order" not in forward or not (config := ForwardConfig(**forward)).hopper:
-            return
-        fault = hopper_fault(config, capability=machine.capability, item_bytes=4 if case.dtype == "fp32" else 2,
-                             attn_dim=case.attn_dim, linear_dim=case.linear_dim)
+        values = {} if self.config is None else self.config.values
+        shape = {"capability": machine.capability, "item_bytes": 4 if case.dtype == "fp32" else 2,
+                 "attn_dim": case.attn_dim, "linear_dim": case.linear_dim}
+        forward, columns = values.get("forward", {}), values.get("atomic", {})
+        fault = None
+        if "order" in forward and (rows := ForwardConfig(**forward)).hopper:
+            fault = hopper_fault(rows, **shape)
+        if "order" in columns and (keys := ColumnConfig(**columns, atomic=True)).hopper:
+            fault = fault or hopper_columns_fault(keys, **shape)
         if fault:
-            raise Unsupported(refusal(self.name, "order", config.order, fault, "another order"))
+            raise Unsupported(refusal(self.name, "order", (forward or columns)["order"], fault, "another order"))
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
@@ -106,9 +115,9 @@ def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
 def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
     deterministic = _space("columns", _COLUMNS[width]) | _space("rows", _ROWS[width])
     # Tiles and warps of the Hopper kernel are given; what is left is how many tiles are in flight.
-    ws = _space("atomic", [(64, 128, 8, stages) for stages in {64: (2, 3, 4), 128: (2, 3), 256: ()}[width]])
+    stages = {64: (2, 3, 4), 128: (2, 3), 256: ()}[width]
     return ({"deterministic": {"deterministic": True}} | _space("atomic", _ATOMIC[width])
-            | {f"{short}-ws": {"atomic": {**change["atomic"], "ws": True}} for short, change in ws.items()}
+            | _space("atomic", [(64, 128, 8, number) for number in stages], order="ws")
             | {f"deterministic-{short}": {"deterministic": True, **change} for short, change in deterministic.items()})
 
 

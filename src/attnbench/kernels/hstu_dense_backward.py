@@ -242,7 +242,7 @@ def launch_backward(
     if config.columns.atomic:
         assert workspace is not None
         workspace.zero_()
-        if config.columns.ws:
+        if config.columns.hopper:
             from attnbench.kernels.hstu_hopper_backward import launch_hopper_backward
 
             launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)

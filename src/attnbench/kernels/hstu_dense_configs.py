@@ -76,20 +76,15 @@ class ColumnConfig(_Tiles):
 
     atomic: bool = False
     "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
-    ws: bool = False
-    "the kernel of hstu_hopper_backward, of 64x128 tiles, for sm_90, 16 bits, dims to 128: a warp loads, 8 work out"
+    order: str = "plain"
+    "ws: the kernel of hstu_hopper_backward (sm_90), where a warp of its own loads for two warpgroups of 64 keys"
     split: bool = False
     "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
 
-    def __post_init__(self) -> None:
-        """Refuse a cut that the Hopper kernel has not.
-
-        Raises:
-            ValueError: naming what it has.
-        """
-        if self.ws and (self.block_m, self.block_n, self.warps, self.atomic, self.split) != (64, 128, 8, True, False):
-            raise ValueError("hstu_attention: columns.ws=True comes in one cut alone; block_m=64, block_n=128, "
-                             "warps=8, atomic=True, split=False")
+    @property
+    def hopper(self) -> bool:
+        """Whether this is a cut of the kernel in hstu_hopper_backward, whose warps have jobs of their own."""
+        return self.order == "ws"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +138,31 @@ def hopper_fault(
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
         ((tiles + rows) * item_bytes > HOPPER_SHARED_BYTES,
          f"takes {(tiles + rows) * item_bytes // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
+
+
+def hopper_columns_fault(
+    config: ColumnConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
+) -> str | None:
+    """Why the Hopper backward cannot be launched so; arguments as of `hopper_fault`, the order ws."""
+    block_d, block_v = (max(32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
+    # Keys, values and halves of narrow keys; queries and dO; dS twice; parts of dQ.
+    held = 2 * 128 * (block_d * (1 + (block_d < 128)) + block_v) + 2 * config.stages * 64 * (block_d + block_v)
+    held += 2 * 2 * 128 * 64 + 4 * 64 * block_d
+    odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        (max(attn_dim, linear_dim) > 128, f"holds gradients of 128 dims, not {max(attn_dim, linear_dim)}"),
+        ((config.block_m, config.block_n, config.warps) != (64, 128, 8),
+         f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x128 and 8"),
+        (not config.atomic or config.split, "adds up dQ beside dK and dV; atomic and no split"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (held > HOPPER_SHARED_BYTES,
+         f"takes {held // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
     ):
         if wrong:
             return said

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, no_type_check
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -45,7 +44,8 @@ from attnbench.kernels.hopper import (
     sync_warps,
     take,
 )
-from attnbench.kernels.hstu_dense_problem import WHO, block_of, group_of
+from attnbench.kernels.hstu_dense_configs import hopper_columns_fault
+from attnbench.kernels.hstu_dense_problem import block_of, capability_of, group_of, wrong
 from attnbench.kernels.hstu_dense_tiles import COUNTS, rows_of_keys, sees, sequence, silu_and_slope
 from attnbench.kernels.rows import section_of
 
@@ -319,8 +319,7 @@ def launch_hopper_backward(
         dv.zero_()
     if tiles * pairs == 0 or not q.numel():
         return
-    given = {"q": q, "k": k, "v": v, "dout": dout, "sums": sums, "dk": dk, "dv": dv}
-    _refuse(given, problem.alpha)
+    _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
     block_d, block_v = (max(32, block_of(dim)) for dim in (attn_dim, linear_dim))
     rows, half = ROWS.value, block_d // 2
     described = [rows_of(x, height, width) for x, height, width in (
@@ -335,23 +334,17 @@ def launch_hopper_backward(
         **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", num_warps=4)
 
 
-def _refuse(given: dict[str, Tensor], alpha: float) -> None:
-    """Refuse what this kernel cannot run: it is asked for by name, and another one is not what was asked for."""
+def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
+    """Refuse what this kernel cannot run: it was asked for by name, and another one is not what was asked for."""
     q, v = given["q"], given["v"]
-    card = card_of(q)
-    strided = [name for name, x in given.items() if not is_rows(x)]
-    for wrong, said in (
-        (card != (9, 0), f"is for sm_90, and the card is sm_{card[0]}{card[1]}"),
-        (q.element_size() != 2, f"is for 16 bits, and q is {q.dtype}"),
-        (max(q.shape[2], v.shape[2]) > 128, f"is for at most 128 dims, and these are {q.shape[2]} and {v.shape[2]}"),
-        (0 < abs(alpha) < LEAST_ALPHA, f"takes no alpha={alpha}; at least {LEAST_ALPHA}, or none"),
-        (bool(strided), f"loads by tensor maps, which cannot describe {', '.join(strided)}: strides of 16 bytes, and "
-                        "an address divisible by 16"),
-    ):
-        if wrong:
-            raise ValueError(f"{WHO}: backward.columns.ws=True {said}; ws=False")
-
-
-def card_of(x: Tensor) -> tuple[int, int]:
-    """Compute capability of a tensor's card; this kernel's own where there is none, as on the machine of the tests."""
-    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (9, 0)
+    fault = hopper_columns_fault(config, capability=capability_of(q), item_bytes=q.element_size(),
+                                 attn_dim=q.shape[2], linear_dim=v.shape[2])
+    if fault:
+        raise wrong("columns.order", config.order, fault, "another order")
+    for name, x in given.items():
+        if not is_rows(x):
+            raise wrong(f"{name}.stride", x.stride(), f"is no multiple of 16 bytes, as order={config.order} needs",
+                        "an aligned tensor, or another order")
+    if 0 < abs(problem.alpha) < LEAST_ALPHA:
+        raise wrong("alpha", problem.alpha, f"is too small for order={config.order}",
+                    f"at least {LEAST_ALPHA}, 0, or another order")
