@@ -63,10 +63,20 @@ class ForwardConfig(_Tiles):
         """Whether this is a cut of the kernel in hstu_hopper_forward, whose warps have jobs of their own."""
         return self.order in ("ws", "pp")
 
-    def hopper_flags(self) -> dict[str, Any]:
+    def hopper_bytes(self, block_d: int, block_v: int, *, q_stages: int = 1) -> int:
+        """Shared memory of that kernel for tiles of so many columns, of 16-bit numbers; barriers beside it.
+
+        Values are held a step longer than keys: a stage more.  Output of as many columns leaves from the queries'.
+        """
+        keys = self.block_n * (self.stages * block_d + (self.stages + 1) * block_v)
+        return 2 * (keys + self.block_m * (q_stages * block_d + (block_v if block_v != block_d else 0)))
+
+    def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
         """What of the cut is compiled into that kernel."""
-        return {"BLOCK_N": self.block_n, "STAGES": self.stages, "GROUPS": self.block_m // 64,
-                "TURNS": self.order == "pp", "PERSISTENT": self.grid == "persistent",
+        persistent = self.grid == "persistent"
+        ahead = persistent and self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
+        return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "Q_STAGES": 2 if ahead else 1,
+                "GROUPS": self.block_m // 64, "TURNS": self.order == "pp", "PERSISTENT": persistent,
                 "APPROXIMATE": self.silu == "tanh", "REGISTERS": WARPGROUPS[self.warps]}
 
 
@@ -127,8 +137,7 @@ def hopper_fault(
         linear_dim: of values.
     """
     block_d, block_v = (max(16, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
-    tiles = config.stages * config.block_n * block_d + (config.stages + 1) * config.block_n * block_v
-    rows = config.block_m * (block_d + (block_v if block_v != block_d else 0))
+    shared = config.hopper_bytes(block_d, block_v)
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
@@ -136,8 +145,8 @@ def hopper_fault(
         (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
          f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
-        ((tiles + rows) * item_bytes > HOPPER_SHARED_BYTES,
-         f"takes {(tiles + rows) * item_bytes // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+        (shared > HOPPER_SHARED_BYTES,
+         f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
     ):
         if wrong:
             return said

@@ -173,6 +173,6 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         rows_of(out, ROWS.value, block_v), problem.offsets, problem.offsets_q, problem.num_targets,
         problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
         group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
-        problem.contextual_len, problem.max_attn_len or 0, BLOCK_V=block_v, num_warps=4, **problem.flags(),
-        **config.hopper_flags())
+        problem.contextual_len, problem.max_attn_len or 0, num_warps=4, **problem.flags(),
+        **config.hopper_flags(block_d, block_v))
 

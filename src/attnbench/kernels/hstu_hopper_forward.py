@@ -151,7 +151,7 @@ def weigh(scores, half_alpha, row, at, mask, CAUSAL: gl.constexpr, HAS_PREFIX: g
 
 @gluon.jit
 @no_type_check
-def step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, CAUSAL: gl.constexpr,
+def step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL: gl.constexpr,
          HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, MASKED: gl.constexpr,
          APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr):
     """Scores of the count-th tile, and the product of the one before with its `weights`."""
@@ -160,7 +160,7 @@ def step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, 
     _q_rings, k_ring, v_ring = rings
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     if TURNS:
-        wait_turn(turns, mine, WHICH)
+        wait_turn(turns, count, WHICH)
     k = take(k_ring, count)
     scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
     # Rounded here, not where they came about: carried in 16 bits, each would be packed anew.
@@ -192,7 +192,6 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
-    mine = 0
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     one, last, every = jobs_of(problem, PERSISTENT)
     for program in range(one, last, every):
@@ -206,9 +205,8 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
             unseen = unseen_of(row, keys, mask, ranges, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, BLOCK_N)
             for _index in range(unseen):
                 if TURNS:
-                    wait_turn(turns, mine, WHICH)
+                    wait_turn(turns, count, WHICH)
                     pass_turn(turns, WHICH)
-                    mine += 1
                 take(k_ring, count)
                 give_back(k_ring, count)
                 take(v_ring, count)
@@ -218,12 +216,11 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
             acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
             if unseen < total:
                 if TURNS:
-                    wait_turn(turns, mine, WHICH)
+                    wait_turn(turns, count, WHICH)
                 k = take(k_ring, count)
                 scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
                 if TURNS:
                     pass_turn(turns, WHICH)
-                    mine += 1
                 scores = warpgroup_mma_wait(0, [scores])
                 give_back(k_ring, count)
                 at = tile_at(unseen, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
@@ -233,21 +230,20 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
                 count += 1
                 for index in range(unseen + 1, masked):
                     at = tile_at(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
-                    acc, weights = step(acc, weights, q, rings, turns, count, mine, half_alpha, row, at, mask, CAUSAL,
+                    acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL,
                                         HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True, APPROXIMATE, BLOCK_N, WHICH, TURNS)
                     count += 1
-                    mine += 1
                 for _index in range(gl.maximum(unseen + 1, masked), total):
-                    acc, weights = step(acc, weights, q, rings, turns, count, mine, half_alpha, row, 0, mask, CAUSAL,
+                    acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, 0, mask, CAUSAL,
                                         HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, False, APPROXIMATE, BLOCK_N, WHICH, TURNS)
                     count += 1
-                    mine += 1
                 weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
                 acc = warpgroup_mma(weights, tile_of(v_ring, count - 1), acc, is_async=True)
                 acc = warpgroup_mma_wait(0, [acc])
                 give_back(v_ring, count - 1)
             # Queries of as many columns have been read: the output leaves from where they were.
-            place = q_rings[WHICH][0].index(0) if q.shape[1] == BLOCK_V else outs.index(WHICH)
+            mine = turn % q_rings[WHICH][0].shape[0]
+            place = q_rings[WHICH][0].index(mine) if q.shape[1] == BLOCK_V else outs.index(WHICH)
             flat(place).store((acc * scale).to(DTYPE))
             fence_async_shared()
             sync_warps()
@@ -264,14 +260,14 @@ def hstu_hopper_forward(
     tiles, group, contextual_len, window,
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """Rings and barriers, and who does what."""
+    """Rings and barriers, and who does what; with two Q_STAGES a program's next queries come beside its work."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
-    q_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
+    q_rings = (ring_of(q_desc, Q_STAGES, 1), ring_of(q_desc, Q_STAGES, 1))
     if GROUPS == 3:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1, 1))
+        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, Q_STAGES, 1))
     # Values are read a step longer than keys.
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES + 1, GROUPS))
     turns = barriers(GROUPS, 1)
