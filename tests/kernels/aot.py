@@ -27,7 +27,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,6 +75,9 @@ class Compiled:
     "for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
+    loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
+    """the innermost loops that multiply: `sass` of each, and `beside`, what of it stands where warpgroup products
+    (sm_90) have been issued and not yet waited for: it runs beside them"""
 
     @property
     def tensor_core(self) -> int:
@@ -244,9 +248,10 @@ def _compile(job: Job) -> Compiled:
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
-    registers, sass = _inspect(compiled.asm["cubin"])
+    registers, code = _inspect(compiled.asm["cubin"])
+    sass = _counts(name for _, name, _ in code)
     return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
-                    waits=sass.pop("WARPGROUP.DEPBAR", 0), sass=sass,
+                    waits=sass.pop("WARPGROUP.DEPBAR", 0), sass=sass, loops=_loops(code),
                     shared=compiled.metadata.shared, warps=_warps(compiled.asm["ptx"], job.num_warps))
 
 
@@ -256,8 +261,12 @@ def _warps(ptx: str, plain: int) -> int:
     return int(demanded[1]) // 32 if demanded else plain
 
 
-def _inspect(cubin: bytes) -> tuple[int, dict[str, int]]:
-    """Registers, and counts of the instructions of interest, by the tools in Triton's own wheel."""
+Code = list[tuple[int, str, str]]
+"Address, instruction and operands."
+
+
+def _inspect(cubin: bytes) -> tuple[int, Code]:
+    """Registers and code, by the tools in Triton's own wheel."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -266,13 +275,46 @@ def _inspect(cubin: bytes) -> tuple[int, dict[str, int]]:
         file.flush()
         said, code = (subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True,
                                      check=True).stdout for flag in ("-res-usage", "-sass"))
-    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)", code,
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", code,
                        re.MULTILINE)
+    return max(map(int, re.findall(r"REG:(\d+)", said))), [(int(at, 16), name, rest) for at, name, rest in found]
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
     wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "UTMAREDG", "FMUL", "FFMA", "FADD", "FSEL",
-              "HFMA2", "F2FP", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
+              "HFMA2", "F2FP", "FMNMX", "SHFL", "MOV", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
               "WARPSYNC", "WARPGROUP.DEPBAR", "BAR", "SYNCS"}
-    counts = {name: names.count(name) for name in sorted(wanted & set(names))}
-    return max(map(int, re.findall(r"REG:(\d+)", said))), counts | {"all": len(names)}
+    found = Counter(names)
+    return {name: found[name] for name in sorted(wanted & set(found))} | {"all": found.total()}
+
+
+def _loops(code: Code) -> list[dict[str, dict[str, int]]]:
+    places = {at: place for place, (at, _, _) in enumerate(code)}
+    spans = []
+    for place, (at, name, rest) in enumerate(code):
+        target = re.search(r"0x([0-9a-f]+)\s*$", rest) if name == "BRA" else None
+        begin = int(target[1], 16) if target else at
+        if begin < at and begin in places:
+            inside = {name for _, name, _ in code[places[begin]:place]}
+            # What waits in a loop jumps back from behind the kernel's end: that is no loop around it.
+            if inside & {*TENSOR_CORE} and not inside & {"EXIT", "USETMAXREG"}:
+                spans.append((places[begin], place + 1))
+    inner = [one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1]
+                                             for other in spans)]
+    return [{"sass": _counts(name for _, name, _ in code[begin:end]), "beside": _counts(_beside(code[begin:end]))}
+            for begin, end in inner]
+
+
+def _beside(code: Code) -> Iterator[str]:
+    in_flight = False
+    for turn in range(2):  # the first shows what is in flight when a turn of the loop begins
+        for _, name, rest in code:
+            if name == "HGMMA":
+                in_flight = True
+            elif name == "WARPGROUP.DEPBAR":
+                in_flight = not rest.rstrip().endswith("0x0")
+            elif in_flight and turn:
+                yield name
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ def faults(job: Job, short: str, dim: int, one) -> list[str]:
         # Weights that went through shared memory would take as much of it as they do.
         wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (
             not 0 <= one.shared - shared_bytes(config, shape) <= 2048)
+        # An exponential a score; `ahead` is for having them beside the last tile's product.
+        scores = config.block_m * config.block_n // config.threads if config.order == "ahead" else 0
+        wrong += ["softmax and product one after the other"] * (
+            max(loop["beside"].get("MUFU", 0) for loop in one.loops) < scores)
         # ptxas takes more where there is more to have; less than the sums of a tile it cannot.
         wrong += [f"{one.registers} registers, not {registers(config, shape)}"] * (
             not -40 <= one.registers - registers(config, shape) <= 48)

@@ -1,0 +1,88 @@
+"""The flash forward for Hopper, compiled for sm_90: products stay in flight beside the softmax, loops spill nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import flash_forward, flash_hopper_forward
+from attnbench.kernels.flash_configs import HOPPER, Shape, fault, parse, shared_bytes
+from attnbench.kernels.flash_problem import lse_shape, problem_of
+
+from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+
+BATCH, HEADS, SEQLEN = 4, 16, 4096
+CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
+CELLS = {
+    "pinned": [("m128n128w8s2-tma-pp", 128, CAUSAL, False), ("m128n64w8s2-tma-pp", 256, CAUSAL, False),
+               ("m192n64w12s3-tma-ws-persistent", 64, WINDOW, True)],
+    "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m128n128w8s3-tma-ws", 64, CAUSAL, False),
+            ("m128n64w8s2-tma-pp", 256, FULL, False)],
+}
+"Short form, dim, mask, packed."
+
+
+def job_of(short: str, dim: int, mask: dict, packed: bool) -> Job:
+    """What the launcher launches."""
+    shape = (BATCH * SEQLEN, HEADS, dim) if packed else (BATCH, SEQLEN, HEADS, dim)
+    q, k, v, out = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    offsets = {"cu_seqlens_q": torch.empty(BATCH + 1, dtype=torch.int32, device="meta"), "max_seqlen_q": SEQLEN}
+    problem = problem_of(q, k, v, **mask, **(offsets if packed else {}))
+    with recorded(flash_hopper_forward, "flash_hopper_forward", capability=90) as jobs:
+        flash_forward.launch_forward(q, k, v, out, torch.empty(lse_shape(q, problem), device="meta"), problem,
+                                     parse(short))
+    (job,) = jobs
+    return replace(job, label=f"{short} d{dim} {' '.join(mask) or 'full'}{' packed' * packed}")
+
+
+def faults(short: str, dim: int, one) -> list[str]:
+    """What of a compiled configuration is not as it should be."""
+    config, shape = parse(short), Shape(dim=dim, dim_v=dim)
+    groups = config.block_m // 64
+    wrong = ["serialized"] * one.serialized + ["products of single warps"] * (one.sass["HGMMA"] != one.tensor_core)
+    wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
+    wrong += [f"{one.warps} warps"] * (one.warps != 4 * groups + 4)
+    wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (
+        not 0 <= one.shared - shared_bytes(config, shape) <= 2048 or one.shared > shape.shared_bytes)
+    wrong += [f"{len(one.loops)} loops that multiply"] * (len(one.loops) != groups)
+    for loop in one.loops:
+        spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
+        wrong += [f"{spilled} spills in the loop"] * (spilled > 0)
+        # An exponential a score, 64 rows of them to 128 threads, and each runs beside the last tile's product.
+        wrong += [f"{loop['beside'].get('MUFU', 0)} MUFU beside a product"] * (
+            loop["beside"].get("MUFU", 0) < config.block_n // 2)
+    return wrong
+
+
+# One test compiles all: a fixture would be made anew by each worker that runs tests of this file.
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_products_run_beside_the_softmax_and_no_loop_spills(version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    made = [(job_of(*cell), cell[0], cell[1]) for cell in CELLS[version]]
+    found = compile_with({version: tritons()[version]}, [job for job, _, _ in made])[version]
+    assert not {job.label: wrong for job, short, dim in made if (wrong := faults(short, dim, found[job.label]))}
+
+
+def test_what_the_rule_of_registers_leaves_out_spills_in_its_loop():
+    short, dim = "m192n128w12s2-tma-ws", 64
+    found = fault(parse(short), Shape(dim=dim, dim_v=dim))
+    assert found is not None
+    assert found[0] == "registers"
+    job = job_of(short, dim, CAUSAL, False)
+    one = compile_with({"pinned": None}, [job])["pinned"][job.label]
+    assert any("spills in the loop" in said for said in faults(short, dim, one))
+
+
+def test_nothing_is_compiled_anew_for_another_batch_head_length_or_window():
+    params = {param.name: param for param in flash_hopper_forward.flash_hopper_forward.params}
+    numbers = {name for name in params if name.islower() and not name.endswith(("_desc", "_ptr"))} - {"scale"}
+    assert numbers == {name for name in params if params[name].do_not_specialize}
+
+
+def test_every_order_is_compiled():
+    assert {parse(cell[0]).order for cells in CELLS.values() for cell in cells} == set(HOPPER)
