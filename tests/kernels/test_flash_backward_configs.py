@@ -56,6 +56,46 @@ def test_what_is_left_out_says_by_which_rule(change, rule):
     assert said.startswith(rule)
 
 
+HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws"}
+
+
+@pytest.mark.parametrize("dim", [8, 64, 72, 128])
+def test_the_kernel_for_hopper_takes_as_many_rows_as_its_dims_leave_room_for(dim):
+    shorts = {dims: HOPPER[dims] for dims in HOPPER}
+    right, wrong = (shorts[64], shorts[128]) if dim <= 64 else (shorts[128], shorts[64])
+    assert why_not(parse_backward(right), (9, 0), 2, dim, 64) is None
+    said = why_not(parse_backward(wrong), (9, 0), 2, dim, 64) or ""
+    assert said.startswith("ws: ")
+    assert right[1:].split("s")[0] in said
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"mask": "fused"}, "ws: it has"), ({"add": "beside"}, "ws: it has"), ({"registers": 168}, "ws: it has"),
+    ({"loads": "pointer"}, "ws: it has"), ({"rows": Cut(128, 64, 8, 2)}, "ws: it has"),
+    ({"columns": Cut(64, 64, 8, 2)}, "ws: 64x64w8s2"), ({"columns": Cut(64, 128, 4, 2)}, "ws: 64x128w4s2"),
+    ({"columns": Cut(64, 128, 8, 4)}, "shared memory: columns take")])
+def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
+    good = parse_backward(HOPPER[128])
+    assert why_not(replace(good, section_mib=8), *H200) is None
+    assert (why_not(replace(good, **change), *H200) or "").startswith(said)
+
+
+@pytest.mark.parametrize(("card", "item_bytes", "dim"), [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128),
+                                                         ((9, 0), 4, 128), ((9, 0), 2, 256)])
+def test_the_kernel_for_hopper_is_for_hopper_and_up_to_128_dims_of_16_bits(card, item_bytes, dim):
+    assert (why_not(parse_backward(HOPPER[128]), card, item_bytes, dim, dim) or "").startswith("ws: ")
+
+
+def test_a_tuner_sees_the_kernel_for_hopper():
+    for dim, short in HOPPER.items():
+        found = [config.short for config in configs.backward_space((9, 0), 2, dim, dim)]
+        assert short in found
+        assert {short.replace("s2", f"s{stages}") for stages in ((1, 2, 3) if dim == 128 else (1, 2))} <= {*found}
+        for card, deterministic in (((8, 0), False), ((9, 0), True)):
+            others = configs.backward_space(card, 2, dim, dim, deterministic=deterministic)
+            assert not any(config.order == "ws" for config in others)
+
+
 def test_an_older_card_has_no_tma_and_less_shared_memory():
     assert why_not(GOOD, (8, 0), 2, 128, 128) == "tma: sm_90 and later have it"
     plain = replace(GOOD, loads="pointer", mask="apart")

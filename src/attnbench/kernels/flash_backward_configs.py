@@ -183,7 +183,7 @@ def _not_hopper(config: BackwardConfig, capability: tuple[int, int], item_bytes:
         return f"ws: {cut} at {dim} dims; {rows}x128w8"
     # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
     columns = 64 if dim <= 64 else 128
-    taken = 4 * columns * (128 + cut.stages * rows) + 4 * 128 * rows + 4 * columns * rows + 1024 * (cut.stages + 2)
+    taken = 4 * columns * (128 + cut.stages * rows) + 4 * 128 * rows + 4 * columns * rows + 9 * rows * cut.stages + 1024
     return f"shared memory: columns take {taken} bytes; at most {227 * 1024}" if taken > 227 * 1024 else None
 
 
@@ -229,8 +229,11 @@ def backward_space(
     default = backward_config(capability, item_bytes, max(dim, dim_v), deterministic=deterministic)
     cuts = [Cut(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = LOADS if capability[0] not in range(1, 9) else LOADS[:1]
-    found = [replace(default, columns=cut, order=order, loads=load, mask=mask, add=add)
-             for cut, order, load, mask, add in product(cuts, ORDERS, loads, MASKS, ADDS)]
+    hopper = [BackwardConfig(columns=Cut(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
+              for rows, stages, mib in product((64, 128), (1, 2, 3), (SECTION_MIB, 8, 1000))]
+    found = [] if deterministic else hopper
+    found += [replace(default, columns=cut, order=order, loads=load, mask=mask, add=add)
+              for cut, order, load, mask, add in product(cuts, ORDERS[:3], loads, MASKS, ADDS)]
     found += [replace(default, masked_stages=2), *(replace(default, section_mib=mib) for mib in (8, 1000))]
     if deterministic:
         found += [replace(default, rows=cut) for cut in cuts]
