@@ -88,6 +88,7 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("warpgroups", "m128n128w8s2-tma-pp-r128", LONG),
     ("warpgroups", "m128n64w12s2-tma-pp", LONG),
     ("warpgroups", "m64n64w4s2-tma-pp", LONG),
+    ("warpgroups", "m128n64w8s1-tma-pp", LONG),
     ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
     ("warpgroups", "m192n64w8s2", LONG),
     ("registers", "m192n128w12s2-tma-pp", LONG),

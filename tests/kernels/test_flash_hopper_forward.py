@@ -193,3 +193,13 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
     said = rf"flash_attention: {name}\.stride=\(350, 35, 35, 1\) does not fit order=pp; ."
     with pytest.raises(ValueError, match=said):
         attend(**rows)
+
+
+@pytest.mark.parametrize(("short", "dtype", "said"), [
+    ("m128n64w8s1-tma-pp", torch.bfloat16, "reads a tile while it waits for the next; s2"),
+    (TWO, torch.float32, "multiplies 16-bit numbers; plain or ahead"),
+])
+def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, said):
+    q, k, v = (x.to(dtype) for x in given_rows(10, 10))
+    with pytest.raises(ValueError, match=f"forward={short} has the order pp, which {said}"):
+        attend(q, k, v, short)

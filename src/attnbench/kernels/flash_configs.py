@@ -233,7 +233,8 @@ def _limit(config: ForwardConfig) -> int:
     return min(config.registers or 255, 255, 65536 // config.threads)
 
 
-def _not_for_warpgroups(config: ForwardConfig, shape: Shape) -> str | None:
+def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
+    """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
@@ -246,6 +247,7 @@ def _not_for_warpgroups(config: ForwardConfig, shape: Shape) -> str | None:
         ((config.mask, config.exp, config.registers) != ("apart", "unit", None), "has no fused, mix or r…; without"),
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
          "has 64 rows to four warps, two or three times; m128w8 or m192w12"),
+        (config.stages < 2, "reads a tile while it waits for the next; s2"),
     ):
         if wrong:
             return f"has the order {config.order}, which {said}"
@@ -309,7 +311,7 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 
 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
-    "warpgroups": _not_for_warpgroups, "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
+    "warpgroups": hopper_fault, "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
     "warps": _warps_without_rows, "narrow": _narrow_tiles, "register-cap": _idle_registers,
     "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
 }

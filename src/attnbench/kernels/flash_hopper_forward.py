@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.flash_configs import WARPGROUPS
+from attnbench.kernels.flash_configs import WARPGROUPS, Shape, hopper_fault
 from attnbench.kernels.flash_problem import block_of, group_of, processors
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
@@ -292,9 +292,13 @@ def launch_hopper_forward(
         config: an order of `flash_configs.HOPPER`.
 
     Raises:
-        ValueError: a tensor cannot be described; the one line names it and what is accepted.
+        ValueError: the configuration is none for these dims or a tensor cannot be described; the one line says which
+            and what is accepted.
     """
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
+    wrong = hopper_fault(config, Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size()))
+    if wrong:
+        raise ValueError(f"flash_attention: forward={config.short} {wrong}")
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     if tiles * pairs == 0 or q.numel() == 0:
         return
