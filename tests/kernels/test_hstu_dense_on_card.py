@@ -113,3 +113,40 @@ def test_the_hopper_backward_is_right_for_every_mask(values, stages):
     with backend.session(case, inputs[0]) as launch:
         outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="hstu", budget=backend.budget(case))
     assert outcome.ok, outcome.reason
+
+
+MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "300:20:1", "contextual_len": 3},
+         "window": {"max_attn_len": 170, "num_targets": "7:0:1"}, "cached": {"delta_q": 300, "num_targets": "5:0:1"},
+         "narrow-values": {"linear_dim": 64}, "odd-dims": {"attn_dim": 40, "linear_dim": 104}, "fp16": {"dtype": "fp16"}}
+
+
+@HOPPER
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-pp-persistent"])
+def test_the_hopper_forward_is_right_for_every_mask(short, mask):
+    case = case_of(mode="fwd", **MASKS[mask])
+    inputs = [make(case, seed) for seed in (1, 2)]
+    backend = resolve(f"hstu-triton[{short}]", case)
+    with backend.session(case, inputs[0]) as launch:
+        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="hstu", budget=backend.budget(case))
+    assert outcome.ok, outcome.reason
+
+
+@HOPPER
+@pytest.mark.parametrize("short", ["f128x128w8s2-pp", "f192x64w12s3-ws-persistent"])
+def test_the_hopper_forward_has_the_same_bits_twice_and_in_a_graph(short):
+    case = case_of(mode="fwd", num_targets="20:5:0")
+    with resolve(f"hstu-triton[{short}]", case).session(case, make(case)) as launch:
+        launch.forward()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch.forward()
+        launch.reload(make(case, seed=2))
+        launch.forward()
+        want = launch.outputs()["out"].clone()
+        for run in (launch.forward, graph.replay):
+            launch.outputs()["out"].fill_(torch.nan)
+            run()
+            torch.cuda.synchronize()
+            assert torch.equal(launch.outputs()["out"], want)

@@ -31,7 +31,7 @@ CASES = {
     "not-causal": ({"seqlen": 200, "lengths": "200:33", "causal": False}, "two", "turns"),
     "prefix": ({"seqlen": 200, "lengths": "200:9", "contextual_len": 70}, "two", "turns-of-three"),
     "prefix-not-causal": ({"seqlen": 150, "lengths": "150:20", "contextual_len": 5, "causal": False}, "wide", "three"),
-    "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:3", "num_targets": "71:20:1"}, "two", "persistent"),
+    "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"}, "two", "persistent"),
     "many-targets": ({"seqlen": 300, "lengths": "300:299", "num_targets": "210:1"}, "three", "turns"),
     "targets-not-causal": ({"seqlen": 150, "lengths": "150:7", "num_targets": "29:7", "causal": False}, "wide", "two"),
     "window": ({"batch": 1, "seqlen": 400, "max_attn_len": 90}, "two", "turns-of-three"),
