@@ -117,7 +117,8 @@ def test_the_hopper_backward_is_right_for_every_mask(values, stages):
 
 MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "300:20:1", "contextual_len": 3},
          "window": {"max_attn_len": 170, "num_targets": "7:0:1"}, "cached": {"delta_q": 300, "num_targets": "5:0:1"},
-         "narrow-values": {"linear_dim": 64}, "odd-dims": {"attn_dim": 40, "linear_dim": 104}, "fp16": {"dtype": "fp16"}}
+         "narrow-values": {"linear_dim": 64}, "odd-dims": {"attn_dim": 40, "linear_dim": 104},
+         "fp16": {"dtype": "fp16"}}
 
 
 @HOPPER
