@@ -1,0 +1,79 @@
+"""The HSTU forward for Hopper, compiled: nothing spills, no product waits for another, SiLU runs beside products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import hstu_dense_forward
+from attnbench.kernels.hstu_dense_configs import ForwardConfig
+from attnbench.kernels.hstu_dense_problem import Problem
+
+from .aot import NO_OLDEST, compile_with, recorded, tritons
+
+BATCH, HEADS, SEQLEN = 4, 4, 1024
+TWO = {"block_m": 128, "block_n": 128, "warps": 8, "stages": 2, "order": "ws"}
+THREE = {"block_m": 192, "block_n": 64, "warps": 12, "stages": 3, "order": "ws"}
+SHAPES = {
+    "pinned": [(128, TWO | {"grid": "persistent"}, False), (128, TWO | {"order": "pp"}, True),
+               (32, THREE | {"grid": "persistent"}, False)],
+    "3.6": [(128, TWO, False), (256, TWO | {"block_n": 64}, False),
+            (64, THREE | {"order": "pp", "grid": "persistent"}, False)],
+}
+"Dims, cut and whether every mask, by the Triton that compiles them; each takes seconds."
+
+
+def job_of(dim, cut, every_mask):
+    """What the launcher launches."""
+    def offsets(length):
+        return torch.empty(length, dtype=torch.int64, device="meta")
+
+    q, k, v, out = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    problem = Problem(
+        offsets=offsets(BATCH + 1), offsets_q=offsets(BATCH + 1) if every_mask else None,
+        num_targets=offsets(BATCH) if every_mask else None, max_seqlen=SEQLEN, max_seqlen_q=SEQLEN, alpha=0.1,
+        scaling_seqlen=SEQLEN, causal=True, contextual_len=8 if every_mask else 0,
+        max_attn_len=100 if every_mask else None)
+    config = ForwardConfig(**cut)
+    with recorded(hstu_dense_forward, "hstu_hopper_forward", capability=90) as jobs:
+        hstu_dense_forward.launch_forward(q, k, v, out, problem, config)
+    (job,) = jobs
+    return replace(job, label=f"d{dim} {cut} {every_mask}"), config
+
+
+def faults(one, dim, config, *, every_mask):
+    """What is not as it should be; numbers of a mask of every kind may be put by, once a tile of rows."""
+    wrong = [f"{one.spills} spills"] * (one.spills > 0 and not every_mask) + ["serialized"] * one.serialized
+    shared = config.hopper_bytes(dim, dim, q_stages=2 if config.grid == "persistent" else 1)
+    wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
+    # A tile's scores of a thread: each a tanh, beside the product with the values; of each warpgroup one loop masks.
+    scores, groups = config.block_n // 2, config.block_m // 64
+    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 2 * groups)
+    for loop in one.loops:
+        wrong += [f"{loop['beside'].get('MUFU', 0)} tanh of {scores} beside a product"] * (
+            loop["beside"].get("MUFU", 0) != scores)
+        wrong += ["spills in a loop"] * bool({"LDL", "STL"} & {*loop["sass"]})
+        wrong += ["waits that are not the two"] * (loop["sass"]["WARPGROUP.DEPBAR"] != 2)
+    # A multiplication, a tanh, a multiply-add, half a conversion each; a step's other work is less than as much again.
+    least = min(loop["sass"]["all"] for loop in one.loops)
+    return wrong + [f"{least} instructions a step"] * (least > 3.5 * scores + 120)
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_nothing_spills_and_silu_runs_beside_products(version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    made = [job_of(*shape) for shape in SHAPES[version]]
+    found = compile_with({version: tritons()[version]}, [job for job, _ in made])[version]
+    assert not {job.label: wrong for (job, config), (dim, _, every_mask) in zip(made, SHAPES[version], strict=True)
+                if (wrong := faults(found[job.label], dim, config, every_mask=every_mask))}
+
+
+def test_another_batch_or_length_compiles_nothing_anew():
+    params = {param.name: param for param in hstu_dense_forward.hstu_hopper_forward.params}
+    numbers = {name for name in params if name.islower() and not name.endswith(("_desc", "_ptr"))}
+    assert numbers - {"half_alpha", "scale"} == {name for name in params if params[name].do_not_specialize}
