@@ -1,9 +1,11 @@
 """Our FlashAttention beside cuDNN, FlashAttention 2 and 3, interleaved in one group a shape: the rows of suite flash.
 
 Forward, then backward, each row a line: useful TFLOP/s of ours and of each peer, ours over it within rounds with the
-interval of the peer that the bar names, and what the bar says.
+interval of the peer that the bar names, and what the bar says.  Beside the default stand some forms of the Hopper path,
+a line each where a shape has them; what a shape reaches is the best of them.
 
     python benchmarks/flash.py --out benchmarks/results/flash-h200.json
+    python benchmarks/flash.py --ours flash-triton --out /tmp/default.json
     python benchmarks/flash.py --modes fwd --headdim 128 --seqlen 4096 --out /tmp/flash.json
     python benchmarks/flash.py --device cpu --ours sdpa-flash --peers eager --modes fwd --out /tmp/cpu.json
 """
@@ -23,6 +25,9 @@ from attnbench.stats.ratio import paired_ratio
 from attnbench.store.runfile import write
 
 CUDNN, FA2, FA3 = "sdpa-cudnn", "sdpa-flash", "fa3-fwd"
+FORMS = ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent", "m128n128w8s2-tma-ws",
+         "m192n64w12s3-tma-pp-persistent", "m128n64w8s2-tma-pp")
+"Of the Hopper path, which is no default before a card has measured it; the last is for 256 dims too."
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Row:
     seqlen: int
     causal: bool
     mode: str
+    name: str
+    "of ours"
     ours: float | None
     "TFLOP/s"
     peers: Mapping[str, tuple[float, float, float | None, float | None]]
@@ -92,16 +99,33 @@ def row_of(records: Iterable[Record], ours: str) -> Row:
              if mine is not None and one.rate}
     lost = tuple(f"{one.backend}: {one.status.value}: {one.reason}" for one in records
                  if one.status is not Status.PASSED)
-    return Row(case["headdim"], case["seqlen"], case["causal"], case["mode"],
+    return Row(case["headdim"], case["seqlen"], case["causal"], case["mode"], ours,
                mine.rate.tflops if mine and mine.rate else None, peers, lost)
 
 
-def rows_of(run: Run, ours: str) -> list[Row]:
-    """Every group of a run."""
+def rows_of(run: Run, ours: Sequence[str]) -> list[Row]:
+    """Every group of a run, once for each of ours that its case has."""
     groups: dict[str, list[Record]] = {}
     for record in run.records:
         groups.setdefault(record.group, []).append(record)
-    return [row_of(records, ours) for records in groups.values()]
+    return [row_of([one for one in records if one.backend == mine or one.backend not in ours], mine)
+            for records in groups.values() for mine in ours
+            if any(one.backend == mine and one.status is not Status.SKIPPED for one in records)]
+
+
+def best_of(rows: Iterable[Row]) -> list[Row]:
+    """Of each shape and mode the fastest of ours."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        shape = (row.headdim, row.seqlen, row.causal, row.mode)
+        if shape not in found or (row.ours or 0.0) > (found[shape].ours or 0.0):
+            found[shape] = row
+    return list(found.values())
+
+
+def of_mode(ours: Sequence[str], mode: str) -> list[str]:
+    """Those of ours that say something of a mode: a forward's form times the same backward again."""
+    return [name for name in ours if "[" not in name or (mode == "fwd") == ("[m" in name)]
 
 
 def lines_of(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
@@ -114,7 +138,7 @@ def lines_of(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
         for peer in peers:
             tflops, ratio, *_ = row.peers.get(peer, (None, None))
             line += f"{_number(tflops):>15} {'' if ratio is None else f'{ratio:.3f}':>6}"
-        lines.append(f"{line}  {row.verdict}")
+        lines.append(f"{line}  {row.verdict}  {row.name}")
         bar = bar_of(row.mode, row.headdim, row.seqlen).least
         lines += [f"     {peer}: {row.peers[peer][1]:.3f} [{low:.3f}, {high:.3f}], wanted {bar[peer]}"
                   for peer in bar if peer in row.peers for low, high in [row.peers[peer][2:]]
@@ -133,7 +157,8 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--suite", default="flash")
-    parser.add_argument("--ours", default="flash-triton", help="a selector: flash-triton[SHORT] is one configuration")
+    parser.add_argument("--ours", default=",".join(["flash-triton", *(f"flash-triton[{form}]" for form in FORMS)]),
+                        help="comma list of selectors: flash-triton[SHORT] is one configuration")
     parser.add_argument("--peers", default=f"{CUDNN},{FA2},{FA3}", help="comma list; the first is the baseline")
     parser.add_argument("--modes", default="fwd,bwd")
     parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
@@ -145,23 +170,25 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write one run file with all modes."""
     args = arguments_of(arguments)
-    peers = args.peers.split(",")
+    ours, peers = args.ours.split(","), args.peers.split(",")
     whole, rows = None, []
     axes: dict[str, Any] = {name: [int(value) for value in given.split(",")] for name, given in
                             (("seqlen", args.seqlen), ("headdim", args.headdim)) if given}
     for mode in args.modes.split(","):
+        mine = of_mode(ours, mode)
         result = attnbench.run(args.suite, device=args.device, axes=axes | {"mode": mode}, baseline=peers[0],
-                               backends=[args.ours, *peers], max_seconds=args.max_seconds)
-        found = rows_of(result.run, args.ours)
+                               backends=[*mine, *peers], max_seconds=args.max_seconds)
+        found = rows_of(result.run, mine)
         print("\n".join(lines_of(found, peers)), flush=True)
         rows += found
         whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
                                                          plan=(*whole.plan, *result.run.plan))
         if args.out != Path("/dev/null"):
             write(whole, args.out)  # after each mode: what is measured is kept
-    print(f"\n{len(rows)} rows, {sum(row.verdict.endswith('reached') for row in rows)} at their bar or over, "
-          f"{sum(row.verdict == 'aim reached' for row in rows)} at their aim")
-    return 1 if any(row.verdict == "BELOW THE BAR" for row in rows) else 0
+    best = best_of(rows)
+    print(f"\n{len(best)} rows, {sum(row.verdict.endswith('reached') for row in best)} at their bar or over, "
+          f"{sum(row.verdict == 'aim reached' for row in best)} at their aim")
+    return 1 if any(row.verdict == "BELOW THE BAR" for row in best) else 0
 
 
 if __name__ == "__main__":

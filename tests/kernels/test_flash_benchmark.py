@@ -58,11 +58,33 @@ def test_the_table_has_a_ratio_for_each_peer_and_says_what_was_lost(benchmark):
             benchmark.row_of([record("us", 1.0, reason="killed by SIGSEGV"), record("sdpa-cudnn", 0.9)], "us")]
     head, first, short, second, lost = benchmark.lines_of(rows, peers)
     assert head.split() == ["D", "S", "mask", "mode", "ours", "sdpa-cudnn", "ratio", "sdpa-flash", "ratio"]
-    assert first.split()[4:] == ["600", "667", "0.900", "300", "2.000", "BELOW", "THE", "BAR"]
+    assert first.split()[4:] == ["600", "667", "0.900", "300", "2.000", "BELOW", "THE", "BAR", "us"]
     assert "sdpa-cudnn: 0.900 [0.9" in short
     assert short.endswith("wanted 1.0")
     assert "not measured" in second
     assert lost.strip() == "us: crashed: killed by SIGSEGV"
+
+
+def test_of_several_of_ours_each_has_a_line_and_the_best_counts(benchmark):
+    ours = ["us", "us[m1]", "us[m2]", "us[b1]"]
+    assert benchmark.of_mode(ours, "fwd") == ["us", "us[m1]", "us[m2]"]
+    assert benchmark.of_mode(ours, "bwd") == ["us", "us[b1]"]
+    skipped = record("us[m2]", 1.0, reason="config=m2 is not valid")
+    skipped.status = Status.SKIPPED
+    records = [record("us", 1.0), record("us[m1]", 0.8), skipped, record("sdpa-cudnn", 0.9)]
+    rows = benchmark.rows_of(SimpleNamespace(records=records), ours[:3])
+    assert [(row.name, row.verdict) for row in rows] == [("us", "BELOW THE BAR"), ("us[m1]", "bar reached")]
+    assert [row.lost for row in rows] == [(), ()]
+    assert [row.name for row in benchmark.best_of(rows)] == ["us[m1]"]
+
+
+def test_every_form_is_valid_for_some_shape_of_the_suite_and_every_head_size_has_one(benchmark):
+    from attnbench.kernels.flash_configs import Shape, fault, parse
+
+    fits = {form: {dim for dim in (64, 128, 256) if fault(parse(form), Shape(dim=dim, dim_v=dim)) is None}
+            for form in benchmark.FORMS}
+    assert all(fits.values())
+    assert set.union(*fits.values()) == {64, 128, 256}
 
 
 def test_it_runs_and_writes_a_run_file(benchmark, tmp_path, capsys, monkeypatch):

@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from attnbench.backends.base import Budget, Machine
+from attnbench.backends.registry import resolve
+from attnbench.check.examine import examine
+from attnbench.check.reference import References
+from attnbench.errors import Unsupported
 from attnbench.kernels import flash_configs, flash_forward, flash_hopper_forward, flash_problem
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
@@ -203,3 +208,17 @@ def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, sa
     q, k, v = (x.to(dtype) for x in given_rows(10, 10))
     with pytest.raises(ValueError, match=f"forward={short} has the order pp, which {said}"):
         attend(q, k, v, short)
+
+
+def test_right_through_the_seam_and_refused_on_other_cards():
+    case = case_of(batch=2, seqlen=150, nheads=2, causal=True)
+    backend = resolve(f"flash-triton[{TWO}-persistent]", case)
+    inputs = [make_inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2)]
+    with machine_runs(flash_hopper_forward, "flash_hopper_forward"), backend.session(case, inputs[0]) as launch:
+        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="softmax", budget=Budget())
+    assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, ())
+    assert launch.notes == (f"forward {TWO}-persistent",)
+    backend.check(case, Machine("cuda", (9, 0)))
+    for capability in ((8, 0), (10, 0), (12, 0)):
+        with pytest.raises(Unsupported, match=r"is for sm_90, not sm_\d+; ahead; the nearest valid one is m"):
+            backend.check(case, Machine("cuda", capability))
