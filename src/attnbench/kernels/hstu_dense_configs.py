@@ -158,8 +158,8 @@ def hopper_columns_fault(
 ) -> str | None:
     """Why the Hopper backward cannot be launched so; arguments as of `hopper_fault`, the order ws."""
     block_d, block_v = (max(32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
-    # Keys, values and halves of narrow keys; queries and dO; dS twice; parts of dQ.
-    held = 2 * 128 * (block_d * (1 + (block_d < 128)) + block_v) + 2 * config.stages * 64 * (block_d + block_v)
+    # Keys and values; queries and dO; dS twice; parts of dQ.
+    held = 2 * 128 * (block_d + block_v) + 2 * config.stages * 64 * (block_d + block_v)
     held += 2 * 2 * 128 * 64 + 4 * 64 * block_d
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (

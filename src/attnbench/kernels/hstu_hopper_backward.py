@@ -112,10 +112,8 @@ def tile_of(index, front, begin, HAS_PREFIX: gl.constexpr):
 def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
          HAS_CACHE: gl.constexpr):
     """The loader's work."""
-    q_desc, k_desc, v_desc, dout_desc, half_desc, rings, problem = given
-    q_ring, k_ring, v_ring, dout_ring, half_ring = rings
-    HALF: gl.constexpr = half_ring[0].shape[5]
-    HALVES: gl.constexpr = half_ring[0].shape[3] == KEYS
+    q_desc, k_desc, v_desc, dout_desc, rings, problem = given
+    q_ring, k_ring, v_ring, dout_ring = rings
     (head, key_start, query_start, keys, first_query, _prefix, _seen, start, front, begin, _whole, _split,
      end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)
     steps = front + end - begin
@@ -129,8 +127,6 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
             if count == 0:
                 for which in gl.static_range(2):
                     fill(v_ring, which, v_desc, key_start, keys, start + which * ROWS, head)
-                    if HALVES:
-                        fill(half_ring, which, half_desc, key_start, keys, start, head, 0, which * HALF)
             fill(dout_ring, count, dout_desc, query_start, queries, at, head)
 
 
@@ -151,20 +147,14 @@ def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr,
 
 @gluon.jit
 @no_type_check
-def part_of(downs, slot, zero, k_ring, half_ring, WHICH: gl.constexpr):
+def part_of(downs, slot, zero, k_ring, WHICH: gl.constexpr):
     """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys."""
     HALF: gl.constexpr = k_ring[0].shape[5] // 2
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    part = gl.zeros([ROWS, HALF], gl.float32, LAYOUT)
-    if half_ring[0].shape[3] == KEYS:
-        # Half of a tile this narrow is no tile: halves were loaded as tiles of their own.
-        k = flat(half_ring[0].index(WHICH + zero))
-        part = warpgroup_mma(downs.index(slot).permute([1, 0]), k, part, use_acc=False, is_async=True)
-    else:
-        for of in gl.static_range(2):
-            k = flat(k_ring[0].index(of + zero)).slice(WHICH * HALF, HALF, 1)
-            part = warpgroup_mma(downs.index(slot).slice(of * ROWS, ROWS, 0).permute([1, 0]), k, part, use_acc=of > 0,
-                                 is_async=True)
+    part = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
+    for of in gl.static_range(2):
+        down = downs.index(slot).slice(of * ROWS, ROWS, 0).permute([1, 0])
+        k = flat(k_ring[0].index(of + zero)).slice(WHICH * HALF, HALF, 1)
+        part = warpgroup_mma(down, k, part, use_acc=of > 0, is_async=True)
     return part
 
 
@@ -173,7 +163,7 @@ def part_of(downs, slot, zero, k_ring, half_ring, WHICH: gl.constexpr):
 def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL: gl.constexpr,
          HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
     """One tile of queries."""
-    q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging = tiles
+    q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
     (head, query_start, keys, first_query, prefix, seen, window, key, front, begin, whole, split,
      half_alpha, hidden) = job
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -203,7 +193,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     fence_async_shared()
     mbarrier.arrive(filled.index(slot))
     mbarrier.wait(filled.index(slot), count // 2 & 1)
-    part = part_of(downs, slot, zero, k_ring, half_ring, WHICH)
+    part = part_of(downs, slot, zero, k_ring, WHICH)
     dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
     # What was added last has been read, which the barrier of giving back tells all warps.
@@ -224,7 +214,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
            HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr):
     """A warpgroup's work: 64 of the keys, and half of dQ's columns."""
     dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem, factors = given
-    q_ring, k_ring, v_ring, dout_ring, half_ring = rings
+    q_ring, k_ring, v_ring, dout_ring = rings
     half_alpha, hidden, dv_scale = factors
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
     BLOCK_V: gl.constexpr = v_ring[0].shape[5]
@@ -238,12 +228,10 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
         if steps > 0:
             job = (head, query_start, keys, first_query, prefix, seen, problem[4], key, front, begin, whole, split,
                    half_alpha, hidden)
-            tiles = (q_ring, k_ring, v_ring, dout_ring, half_ring, downs, staging)
+            tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             for of in gl.static_range(2):
                 take(k_ring, of)
             take(v_ring, WHICH)
-            if half_ring[0].shape[3] == KEYS:
-                take(half_ring, WHICH)
             for count in range(steps):
                 dk, dv = step(dk, dv, tiles, filled, dq_desc, job, count, WHICH, CAUSAL, HAS_PREFIX,
                               HAS_TARGETS, HAS_WINDOW, APPROXIMATE)
@@ -263,25 +251,21 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_hopper_backward(
-    q_desc, k_desc, v_desc, dout_desc, half_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr,
+    q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr,
     num_targets_ptr, half_alpha, hidden, dv_scale, heads, pairs, tiles, group, contextual_len, window,
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
 ):
     """Rings, tiles and barriers, and who does what."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
-    k_ring = ring_of(k_desc, 2, 1)
-    half_ring = k_ring
-    if half_desc.block_shape[2] == KEYS:
-        half_ring = ring_of(half_desc, 2, 1)
-    rings = (ring_of(q_desc, STAGES, 2), k_ring, ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2), half_ring)
+    rings = (ring_of(q_desc, STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2))
     DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
     downs = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], DOWN)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
     filled = barriers(2, 2)
     done = barriers(1, 2).index(0)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, dout_desc, half_desc, rings, problem)
+    loads = (q_desc, k_desc, v_desc, dout_desc, rings, problem)
     sums = (dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem,
             (half_alpha, hidden, dv_scale))
     # Constants are written out each time: in a tuple they would be numbers of the run.
@@ -322,10 +306,11 @@ def launch_hopper_backward(
     _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
     block_d, block_v = (max(32, block_of(dim)) for dim in (attn_dim, linear_dim))
     rows, half = ROWS.value, block_d // 2
-    described = [rows_of(x, height, width) for x, height, width in (
-        (q, rows, block_d), (k, rows, block_d), (v, rows, block_v), (dout, rows, block_v),
-        (k, KEYS.value, half) if half < rows else (k, rows, block_d),
-        (dk, rows, block_d), (dv, rows, block_v), (sums, rows, half))]
+    described = [rows_of(x, rows, width) for x, width in (
+        (q, block_d), (k, block_d), (v, block_v), (dout, block_v), (dk, block_d), (dv, block_v), (sums, half))]
+    for x in described[1], described[4]:
+        # Halves of the columns are tiles only of what is swizzled by no more than a half.
+        x.layout = gl.NVMMASharedLayout(min(128, 2 * half), 16, 5)
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     hstu_hopper_backward[(tiles * pairs,)](
         *described, problem.offsets, problem.offsets_q, problem.num_targets, problem.alpha / 2,
