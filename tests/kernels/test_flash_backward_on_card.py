@@ -25,6 +25,8 @@ MASKS = {
     "more-keys": {"causal": True, "seqlen": 500}, "more-queries": {"causal": True, "seqlen_k": 600},
     "packed": {"causal": True, "batch": 3, "lengths": "1000/1000:129/700:1/33", "nheads": 2, "nheads_kv": 1},
 }
+HOPPER = {True: "b128x128w8s2-atomic-tma-ws", False: "b64x128w8s2-atomic-tma-ws"}
+"Whether up to 64 dims."
 
 
 def case_of(**values):
@@ -72,6 +74,39 @@ def test_the_defaults_are_right(mask, dim, deterministic):
     assert outcome.ok, outcome.faults
 
 
+@pytest.fixture
+def hopper():
+    """Skips where the kernel for Hopper does not run."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of sm_90 alone")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dim", [40, 64, 96, 128])
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_kernel_for_hopper_is_right(mask, dim):
+    case = case_of(headdim=dim, **MASKS[mask])
+    inputs = make_inputs(case, seed=6, kind="normal", device="cuda")
+    session = Session(case, inputs, parse_backward(HOPPER[dim <= 64]))
+    outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
+    assert outcome.ok, outcome.faults
+    first = session()
+    for _ in range(20):  # a race would show now and then
+        again = session()
+        assert all(torch.equal(again[name], first[name]) for name in ("dk", "dv"))
+        torch.testing.assert_close(again["dq"], first["dq"], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_kernel_for_hopper_is_right_on_long_sequences_in_fp16(dim):
+    case = case_of(headdim=dim, seqlen=4096, seqlen_k=4096, batch=1, causal=True, dtype="fp16")
+    inputs = make_inputs(case, seed=7, kind="normal", device="cuda")
+    session = Session(case, inputs, parse_backward(HOPPER[dim <= 64]))
+    outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
+    assert outcome.ok, outcome.faults
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_call_is_captured_in_a_graph_and_replayed(deterministic):
     case = case_of(causal=True)
@@ -110,9 +145,9 @@ def test_every_cut_is_right_or_does_not_fit_the_card(dim, deterministic):
     case = case_of(headdim=dim, causal=True, seqlen=513, seqlen_k=513, batch=1)
     inputs = make_inputs(case, seed=4, kind="normal", device="cuda")
     truth, wrong, ran = truth_of(case, inputs), [], 0
-    # Every seventh, so that each rule's neighbourhood is met, and the default first.
-    for config in list(backward_space(torch.cuda.get_device_capability(), 2, dim, dim,
-                                      deterministic=deterministic))[::7]:
+    space = list(backward_space(torch.cuda.get_device_capability(), 2, dim, dim, deterministic=deterministic))
+    # Every seventh, so that each rule's neighbourhood is met, the default first, and the kernel for Hopper.
+    for config in dict.fromkeys([*space[::7], *(config for config in space if config.order == "ws")]):
         session = Session(case, inputs, config)
         try:
             found = session()

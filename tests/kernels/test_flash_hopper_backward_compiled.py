@@ -1,0 +1,61 @@
+"""The flash backward for Hopper compiled without a GPU: nothing spills in its loop, no product waits for another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import flash_backward, flash_hopper_backward
+from attnbench.kernels.flash_backward_configs import parse_backward, why_not
+from attnbench.kernels.flash_problem import problem_of
+
+from .aot import NO_OLDEST, compile_with, recorded, tritons
+
+BATCH, HEADS, SEQLEN = 4, 4, 1024
+JOBS = {
+    "128 dims, causal": ("b64x128w8s3-atomic-tma-ws", 128, False, {"causal": True}),
+    "64 dims, packed, grouped, window": ("b128x128w8s2-atomic-tma-ws", 64, True, {"window": (100, 10)}),
+}
+ASIDE = 4
+"Values that Triton 3.6's compiler puts aside once a program, outside the loop: loads and stores."
+
+
+def jobs():
+    """What the launcher launches, one job a row of `JOBS`."""
+    found = []
+    for label, (short, dim, packed, mask) in JOBS.items():
+        rows = (BATCH * SEQLEN,) if packed else (BATCH, SEQLEN)
+        q, out, dout, dq = (torch.empty(*rows, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+        k, v, dk, dv = (torch.empty(*rows, HEADS // (1 + packed), dim, dtype=torch.bfloat16, device="meta")
+                        for _ in range(4))
+        offsets = torch.empty(BATCH + 1, dtype=torch.int32, device="meta") if packed else None
+        problem = problem_of(q, k, v, **mask, cu_seqlens_q=offsets, max_seqlen_q=SEQLEN if packed else None)
+        config, lse = parse_backward(short), torch.empty(1, HEADS, BATCH * SEQLEN, device="meta")
+        assert why_not(config, (9, 0), 2, dim, dim) is None
+        with (recorded(flash_backward, "flash_backward_prepare", "flash_backward_round", capability=90),
+              recorded(flash_hopper_backward, "flash_hopper_backward", capability=90) as one):
+            flash_backward.launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config,
+                                           flash_backward.workspace_of(q, problem, config))
+        found += [replace(job, label=label) for job in one]
+    return found
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_the_loop_spills_nothing_and_no_product_waits_for_another(version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    found = compile_with({version: tritons()[version]}, jobs())[version]
+    assert list(found) == list(JOBS)
+    for label, one in found.items():
+        assert one.spills <= (0 if version == "pinned" else ASIDE), (label, one)
+        # Of a step: for P, dS, dQ and dK, 64 rows each; 2 warpgroups.
+        assert one.waits == 2 * (4 if label.startswith("128") else 6), (label, one)
+        assert one.sass["HGMMA"] == one.tensor_core == (64 if label.startswith("128") else 80), (label, one)
+        assert one.sass["UTMAREDG"] == 2, (label, one)
+        assert not set(one.sass) & {"RED", "REDG", "ATOM", "ATOMG"}, (label, one)
+        assert one.shared <= 227 * 1024, (label, one)
+        assert one.warps == 12, (label, one)
