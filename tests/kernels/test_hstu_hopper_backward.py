@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, make_truth
-from attnbench.kernels import hstu_dense, hstu_dense_backward, hstu_hopper_backward
+from attnbench.kernels import hstu_dense, hstu_dense_backward, hstu_hopper_backward, hstu_hopper_backward_wide
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
@@ -55,6 +55,7 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
     dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (inputs.q, inputs.k, inputs.v))
     config = hstu_dense.BackwardConfig(columns=replace(WS, **cut), rows=None)
     with machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed), \
+            machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed), \
             machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed):
         hstu_dense.launch_backward(inputs.q, inputs.k, inputs.v, inputs.dout, dq, dk, dv,
                                    problem or problem_of(hstu_dense, case, inputs), config,
@@ -74,6 +75,14 @@ def held(case, inputs, found):
 def test_right_for_every_mask(name):
     case, inputs = make(name)
     held(case, inputs, gradients(case, inputs, seed=list(CASES).index(name), stages=2 + len(name) % 2))
+
+
+@pytest.mark.parametrize(("name", "attn_dim", "linear_dim"), [
+    ("one-of-each-length", 256, 256), ("window-prefix-targets", 136, 256), ("cached-all", 256, 96),
+    ("targets-not-causal", 32, 160)])
+def test_right_over_128_dims(name, attn_dim, linear_dim):
+    case, inputs = make(name, attn_dim=attn_dim, linear_dim=linear_dim)
+    held(case, inputs, gradients(case, inputs, seed=attn_dim + linear_dim, block_n=64))
 
 
 @pytest.mark.parametrize("name", ["window-prefix-targets", "cached", "many-tiles"])
@@ -136,7 +145,7 @@ def test_keys_that_no_query_sees_get_nothing(queries):
 
 @pytest.mark.parametrize(("values", "cut", "said"), [
     ({"dtype": "fp32"}, {}, "columns.order=ws multiplies 16-bit numbers; bf16 or fp16; another order"),
-    ({"attn_dim": 136}, {}, "columns.order=ws holds gradients of 128 dims, not 136; another order"),
+    ({"attn_dim": 136}, {}, "columns.order=ws has 64x128 tiles and 8 warps; 64x64 and 8; another order"),
     ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
     ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
     ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),

@@ -157,17 +157,18 @@ def hopper_columns_fault(
     config: ColumnConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
 ) -> str | None:
     """Why the Hopper backward cannot be launched so; arguments as of `hopper_fault`, the order ws."""
-    block_d, block_v = (max(32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
-    # Keys and values; queries and dO; dS twice; parts of dQ.
-    held = 2 * 128 * (block_d + block_v) + 2 * config.stages * 64 * (block_d + block_v)
-    held += 2 * 2 * 128 * 64 + 4 * 64 * block_d
+    wide = max(attn_dim, linear_dim) > 128
+    block_d, block_v = (max(128 if wide else 32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
+    keys = 64 if wide else 128
+    # Keys and values; queries and dO, of which a wide tile is alone; dS twice, and if wide A; parts of dQ.
+    held = 2 * keys * (block_d + block_v) + 2 * config.stages * 64 * block_d + 2 * 2 * 128 * 64
+    held += 2 * (1 if wide else config.stages) * 64 * block_v + 4 * 64 * (128 if wide else block_d)
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
         (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
-        (max(attn_dim, linear_dim) > 128, f"holds gradients of 128 dims, not {max(attn_dim, linear_dim)}"),
-        ((config.block_m, config.block_n, config.warps) != (64, 128, 8),
-         f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x128 and 8"),
+        ((config.block_m, config.block_n, config.warps) != (64, keys, 8),
+         f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8"),
         (not config.atomic or config.split, "adds up dQ beside dK and dV; atomic and no split"),
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
         (held > HOPPER_SHARED_BYTES,

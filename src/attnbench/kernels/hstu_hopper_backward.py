@@ -17,7 +17,7 @@ keys and values were.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, Any, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -68,8 +68,8 @@ LEAST_ALPHA = 1e-30
 @gluon.jit
 @no_type_check
 def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
-           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr):
-    """Which keys a program is about, and which tiles of queries see them.
+           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which BLOCK_N keys a program is about, and which tiles of queries see them.
 
     Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
     """
@@ -80,8 +80,8 @@ def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS:
     head = pair - number * heads
     key_start, query_start, keys, first_query, prefix, seen = sequence(
         offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
-    start = tile * KEYS
-    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + KEYS, keys) - 1, keys, prefix, seen,
+    start = tile * BLOCK_N
+    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
                                                 window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
     front = 0
     if HAS_PREFIX:
@@ -99,7 +99,7 @@ def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS:
 
 @gluon.jit
 @no_type_check
-def tile_of(index, front, begin, HAS_PREFIX: gl.constexpr):
+def step_of(index, front, begin, HAS_PREFIX: gl.constexpr):
     """The index-th tile of queries that a program takes."""
     tile = begin + index
     if HAS_PREFIX:
@@ -115,14 +115,14 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
     q_desc, k_desc, v_desc, dout_desc, rings, problem = given
     q_ring, k_ring, v_ring, dout_ring = rings
     (head, key_start, query_start, keys, first_query, _prefix, _seen, start, front, begin, _whole, _split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)
+     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, KEYS)
     steps = front + end - begin
     if (start < keys) & (steps > 0):
         queries = keys - first_query
         for which in gl.static_range(2):
             fill(k_ring, which, k_desc, key_start, keys, start + which * ROWS, head)
         for count in range(steps):
-            at = tile_of(count, front, begin, HAS_PREFIX) * ROWS
+            at = step_of(count, front, begin, HAS_PREFIX) * ROWS
             fill(q_ring, count, q_desc, query_start, queries, at, head)
             if count == 0:
                 for which in gl.static_range(2):
@@ -135,7 +135,7 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
 def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
          HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
     """Scores [keys, queries] from `key` and from `query`, with `hidden` where the mask hides."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(0, scores.type.layout))[None, :]
+    rows = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
     # constant of the code, where it were a register a column that the compiler keeps through the loop.
     own = rows & 7
@@ -171,7 +171,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
     HALF: gl.constexpr = k_ring[0].shape[5] // 2
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
-    tile = tile_of(count, front, begin, HAS_PREFIX)
+    tile = step_of(count, front, begin, HAS_PREFIX)
     slot = count & 1
     # Where keys and values lie would be held in registers, of which there are none left.
     zero = count >> 30
@@ -219,7 +219,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     BLOCK_D: gl.constexpr = k_ring[0].shape[5]
     BLOCK_V: gl.constexpr = v_ring[0].shape[5]
     (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)
+     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, KEYS)
     if start < keys:
         key = start + WHICH * ROWS
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16]))
@@ -283,9 +283,9 @@ def launch_hopper_backward(
     """Compute dk and dv, and add dQ's parts, without their factor α / 2N, to `sums`; waits for nothing.
 
     Args:
-        q: [Tq, H, D], of 16 bits, D at most 128.
+        q: [Tq, H, D], of 16 bits, D at most 256.
         k: [Tk, H, D].
-        v: [Tk, H, Dv], Dv at most 128.
+        v: [Tk, H, Dv], Dv at most 256.
         dout: [Tq, H, Dv].
         sums: fp32 [Tq, H, D].
         dk: like k; every row is written, as in dv.
@@ -297,26 +297,42 @@ def launch_hopper_backward(
         ValueError: the card, the precision, the dims or a tensor's strides are none of this kernel's; one line.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
-    tiles, pairs = -(-problem.max_seqlen // KEYS.value), problem.batch * heads
+    tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
     if not q.numel():
         dk.zero_()
         dv.zero_()
     if tiles * pairs == 0 or not q.numel():
         return
     _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
-    block_d, block_v = (max(32, block_of(dim)) for dim in (attn_dim, linear_dim))
-    rows, half = ROWS.value, block_d // 2
-    described = [rows_of(x, rows, width) for x, width in (
+    kernel, described = _wide(q, k, v, dout, dk, dv, sums) if max(attn_dim, linear_dim) > 128 else (
+        hstu_hopper_backward, _described(q, k, v, dout, dk, dv, sums))
+    reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
+    kernel[(tiles * pairs,)](
+        *described, problem.offsets, problem.offsets_q, problem.num_targets,
+        problem.alpha / 2, 2 * HIDDEN / problem.alpha if problem.alpha else 0.0, 1 / problem.scaling_seqlen, heads,
+        pairs, tiles, group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
+        **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", num_warps=4)
+
+
+def _described(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> list[Any]:
+    """Tiles of 64 rows; of `sums` half the columns."""
+    block_d, block_v = (max(32, block_of(x.shape[2])) for x in (q, v))
+    half = block_d // 2
+    described = [rows_of(x, ROWS.value, width) for x, width in (
         (q, block_d), (k, block_d), (v, block_v), (dout, block_v), (dk, block_d), (dv, block_v), (sums, half))]
     for x in described[1], described[4]:
         # Halves of the columns are tiles only of what is swizzled by no more than a half.
         x.layout = gl.NVMMASharedLayout(min(128, 2 * half), 16, 5)
-    reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
-    hstu_hopper_backward[(tiles * pairs,)](
-        *described, problem.offsets, problem.offsets_q, problem.num_targets, problem.alpha / 2,
-        2 * HIDDEN / problem.alpha if problem.alpha else 0.0, 1 / problem.scaling_seqlen, heads, pairs, tiles,
-        group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
-        **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", num_warps=4)
+    return described
+
+
+def _wide(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> tuple[Any, list[Any]]:
+    """The kernel for over 128 dims, and tiles of 64 rows and half the columns; of `sums` a piece of them."""
+    from attnbench.kernels import hstu_hopper_backward_wide as wide
+
+    half_d, half_v = (max(64, block_of(x.shape[2]) // 2) for x in (q, v))
+    return wide.hstu_hopper_backward_wide, [rows_of(x, ROWS.value, width) for x, width in (
+        (q, half_d), (k, half_d), (v, half_v), (dout, half_v), (dk, half_d), (dv, half_v), (sums, wide.PIECE.value))]
 
 
 def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
