@@ -76,6 +76,10 @@ def test_a_search_is_over_every_cut(benchmark):
     assert benchmark.selectors("hstu-triton", "bwd", dim=None) == ["hstu-triton", "hstu-triton[deterministic]"]
     assert len(benchmark.selectors("hstu-triton", "bwd", dim=128)) > 20
     assert len(benchmark.selectors("hstu-triton", "bwd", dim=256)) < 15
+    for dim in (32, 64, 128, 256):
+        found = benchmark.selectors("hstu-triton", "fwd", dim=dim)
+        assert {f"hstu-triton[f128x64w8s{2 if dim == 256 else 3}-{order}]" for order in ("ws", "pp-persistent")} <= {
+            *found}
 
 
 def test_a_search_is_for_one_dim(benchmark, capsys):
