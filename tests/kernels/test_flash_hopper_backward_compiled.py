@@ -1,4 +1,4 @@
-"""The flash backward for Hopper compiled without a GPU: nothing spills in its loop, no product waits for another."""
+"""The flash backward for Hopper compiled without a GPU: nothing spills, no product waits for another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from .aot import NO_OLDEST, compile_with, recorded, tritons
 
 BATCH, HEADS, SEQLEN = 4, 4, 1024
 JOBS = {
-    "128 dims, causal": ("b64x128w8s3-atomic-tma-ws", 128, False, {"causal": True}),
+    "128 dims, causal": ("b64x128w8s2-atomic-tma-ws", 128, False, {"causal": True}),
     "64 dims, packed, grouped, window": ("b128x128w8s2-atomic-tma-ws", 64, True, {"window": (100, 10)}),
 }
-ASIDE = 4
-"Values that Triton 3.6's compiler puts aside once a program, outside the loop: loads and stores."
 
 
 def jobs():
@@ -45,17 +43,18 @@ def jobs():
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
-def test_the_loop_spills_nothing_and_no_product_waits_for_another(version):
+def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     found = compile_with({version: tritons()[version]}, jobs())[version]
     assert list(found) == list(JOBS)
     for label, one in found.items():
-        assert one.spills <= (0 if version == "pinned" else ASIDE), (label, one)
+        assert not one.spills, (label, one)
         # Of a step: for P, dS, dQ and dK, 64 rows each; 2 warpgroups.
         assert one.waits == 2 * (4 if label.startswith("128") else 6), (label, one)
         assert one.sass["HGMMA"] == one.tensor_core == (64 if label.startswith("128") else 80), (label, one)
         assert one.sass["UTMAREDG"] == 2, (label, one)
         assert not set(one.sass) & {"RED", "REDG", "ATOM", "ATOMG"}, (label, one)
+        assert len(one.loops) == 2, (label, one)
         assert one.shared <= 227 * 1024, (label, one)
         assert one.warps == 12, (label, one)

@@ -8,8 +8,9 @@ a program takes a tile of keys through the rows that see them, dK and dV in regi
 fp32 by atomics (five products a tile; its sums have another order each time) and then rounded, or comes from a kernel
 of its own that takes a tile of rows through its keys (seven products, the same bits each time).
 
-Workspace: 8 bytes a row and query head, and 4 D more with atomics.  Rows are those of the queries, each sequence
-rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence (packed).
+Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256 or 512).  Rows are those of
+the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
+(packed).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Workspace:
     stats: Tensor
     "fp32 [2, H, rows]: -lse / scale and -delta"
     sums: Tensor | None
-    "fp32 [H, rows, D]: where atomics add up dQ"
+    "fp32 [H, rows, D]: where atomics add up dQ; of the order `ws` tiles in `flash_backward_rows.place_in_part`'s order"
 
 
 def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
@@ -55,17 +56,21 @@ def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
 
 def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
     """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
-    each = 8 if config.deterministic else 8 + 4 * q.shape[-1]
+    each = 8 if config.deterministic else 8 + 4 * _columns_of_sums(q, config)
     return workspace_rows(q, problem, config) * q.shape[-2] * each
+
+
+def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
+    # A step of the order `ws` is 8192 numbers of dQ.
+    return 8192 // config.columns.block_m if config.order == "ws" else q.shape[-1]
 
 
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
     """Allocate the workspace, once for any number of calls with these shapes."""
-    heads, dim = q.shape[-2:]
-    rows = workspace_rows(q, problem, config)
+    heads, rows = q.shape[-2], workspace_rows(q, problem, config)
     stats = torch.empty(2, heads, rows, dtype=torch.float32, device=q.device)
-    sums = None if config.deterministic else torch.empty(heads, rows, dim, dtype=torch.float32, device=q.device)
-    return Workspace(stats, sums)
+    shape = heads, rows, _columns_of_sums(q, config)
+    return Workspace(stats, None if config.deterministic else torch.empty(shape, dtype=torch.float32, device=q.device))
 
 
 def launch_backward(
@@ -101,7 +106,7 @@ def launch_backward(
 
 def _prepare(out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig,
              workspace: Workspace) -> None:
-    heads, dim, dim_v, pad = q.shape[-2], q.shape[-1], out.shape[-1], config.pad
+    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, _columns_of_sums(q, config)
     tiles = -(-problem.max_seqlen_q // pad)
     programs = tiles * problem.batch * heads
     if not programs:
@@ -109,7 +114,7 @@ def _prepare(out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem
     flash_backward_prepare[(programs,)](
         out, dout, lse, workspace.stats, workspace.sums, problem.cu_seqlens_q, problem.max_seqlen_q,
         *strides_of(out), *strides_of(dout), *lse.stride()[:2], problem.scale, workspace.stats.shape[2], heads, tiles,
-        **blocks_of(dim, dim_v), BLOCK_M=pad, PAD=pad, PACKED=problem.packed, ATOMIC=not config.deterministic,
+        **blocks_of(columns, dim_v), BLOCK_M=pad, PAD=pad, PACKED=problem.packed, ATOMIC=not config.deterministic,
         num_warps=8 if pad * block_of(dim_v) > 4096 else 4)
 
 
@@ -170,7 +175,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
     flash_backward_round[(programs,)](
         workspace.sums, dq, problem.cu_seqlens_q, problem.max_seqlen_q, *strides_of(dq), problem.scale,
         workspace.stats.shape[2], heads, tiles, DIM=dim, BLOCK_D=block_of(dim), BLOCK_M=ROUND_ROWS, PAD=config.pad,
-        PACKED=problem.packed, num_warps=4)
+        PACKED=problem.packed, COLUMNS=_columns_of_sums(dq, config), PARTS=config.order == "ws", num_warps=4)
 
 
 def _sums_descriptor(sums: Tensor, cut: Cut, columns: int) -> object:

@@ -179,8 +179,8 @@ def _not_hopper(config: BackwardConfig, capability: tuple[int, int], item_bytes:
     if config != plain or config.section_mib < 1:
         return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
     rows = 128 if dim <= 64 else 64
-    if (cut.block_m, cut.block_n, cut.warps) != (rows, 128, 8):
-        return f"ws: {cut} at {dim} dims; {rows}x128w8"
+    if (cut.block_m, cut.block_n, cut.warps) != (rows, 128, 8) or cut.stages not in (2, 3):
+        return f"ws: {cut} at {dim} dims; {rows}x128w8s2 or s3"
     # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
     columns = 64 if dim <= 64 else 128
     taken = 4 * columns * (128 + cut.stages * rows) + 4 * 128 * rows + 4 * columns * rows + 9 * rows * cut.stages + 1024
@@ -230,7 +230,7 @@ def backward_space(
     cuts = [Cut(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = LOADS if capability[0] not in range(1, 9) else LOADS[:1]
     hopper = [BackwardConfig(columns=Cut(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
-              for rows, stages, mib in product((64, 128), (1, 2, 3), (SECTION_MIB, 8, 1000))]
+              for rows, stages, mib in product((64, 128), (2, 3), (SECTION_MIB, 8, 1000))]
     found = [] if deterministic else hopper
     found += [replace(default, columns=cut, order=order, loads=load, mask=mask, add=add)
               for cut, order, load, mask, add in product(cuts, ORDERS[:3], loads, MASKS, ADDS)]

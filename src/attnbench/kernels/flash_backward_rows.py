@@ -126,13 +126,26 @@ def flash_backward_rows(
                dq * scale, DIM, BLOCK_M, BLOCK_D)
 
 
+@triton.jit
+@no_type_check
+def place_in_part(rows, columns):
+    """Where sums of dQ lie behind the first of 64 rows: 64 columns after 64 columns, as four warps hold a product.
+
+    Of 8 columns after 8, a warp has 16 rows, a thread two neighbours of one row and of the row 8 after it.
+    """
+    warp = rows // 16
+    thread = rows % 8 * 4 + columns % 8 // 2
+    return columns // 8 * 512 + warp * 128 + thread * 4 + rows % 16 // 8 * 2 + columns % 2
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_backward_round(
     sums_ptr, dq_ptr, cu_q_ptr, seqlen_q, dq_batch, dq_row, dq_head, scale, stats_rows, heads, tiles,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PAD: tl.constexpr, PACKED: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):
-    """Scale and round what the atomics added up, a tile of rows, into dQ."""
+    """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -142,6 +155,10 @@ def flash_backward_round(
     if start >= queries:
         return
     row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
-    total = load_rows(sums_ptr + row * DIM, start, queries, DIM, DIM, BLOCK_M, BLOCK_D, False)
+    if PARTS:
+        base = sums_ptr + (row + start) * COLUMNS
+        total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
+    else:
+        total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
     store_rows(rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head), start, queries, dq_row,
                total * scale, DIM, BLOCK_M, BLOCK_D)

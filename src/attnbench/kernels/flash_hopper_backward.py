@@ -64,7 +64,7 @@ KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
-"Layout of a product [64 keys, 64 rows]."
+"Layout of a product [64, 64]."
 
 
 @gluon.jit
@@ -169,16 +169,13 @@ def fold(scores, above, dv, dout, stats, slot, at, cut, low, high, scale_log2, H
 @gluon.jit
 @no_type_check
 def part_of(downs, buffer, k_ring, zero, WHICH: gl.constexpr, PARTS: gl.constexpr):
-    """Begin this warpgroup's half of dQ = dS K, [64, D] or [64, D / 2]."""
-    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
-    HALF: gl.constexpr = BLOCK_D // 2 if PARTS == 1 else BLOCK_D
-    PART: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    part = gl.zeros([ROWS, HALF], gl.float32, PART)
+    """Begin this warpgroup's half of dQ = dS K: 64 rows, 64 columns."""
+    part = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     for of in gl.static_range(2):
         k = flat(k_ring[0].index(of + zero))
         if PARTS == 1:
             down = downs.index(buffer * 2 + of)
-            k = k.slice(WHICH * HALF, HALF, 1)
+            k = k.slice(WHICH * ROWS, ROWS, 1)
         else:
             down = downs.index(buffer * 4 + WHICH * 2 + of)
         part = warpgroup_mma(down.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
@@ -187,14 +184,25 @@ def part_of(downs, buffer, k_ring, zero, WHICH: gl.constexpr, PARTS: gl.constexp
 
 @gluon.jit
 @no_type_check
+def in_order(part):
+    """A tile [64, 64] of `SCORES` in the order of registers and threads: `flash_backward_rows.place_in_part`.
+
+    Row by row two rows of a warp would meet in a bank of shared memory.
+    """
+    pieces = part.reshape([4, 2, 8, 8, 4, 2])
+    return pieces.permute([3, 0, 2, 4, 1, 5]).reshape([ROWS, ROWS])
+
+
+@gluon.jit
+@no_type_check
 def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH: gl.constexpr,
          HAS_LEFT: gl.constexpr, PARTS: gl.constexpr):
     """One tile of rows, one or two times 64, into dK, dV and the sums of dQ."""
     q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
-    padded, queries, whole, split, scale_log2 = job
+    padded, whole, split, scale_log2 = job
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
-    HALF: gl.constexpr = staging.shape[5]
+    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
     PLACES: gl.constexpr = q_ring[0].shape[0]
     buffer = count & 1
     at = tile * (ROWS * PARTS)
@@ -236,13 +244,11 @@ def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, h
     # The warps meet before they arrive: the tile that the store read is free.
     for index in gl.static_range(PARTS):
         give_back(dout_ring, first + index)
-    flat(staging.index(WHICH)).store(part)
+    mine = staging.index(WHICH)
+    mine.reshape([ROWS, ROWS]).store(in_order(part))
     fence_async_shared()
     sync_warps()
-    if PARTS == 1:
-        add_tile(sums_desc, place_of(padded, queries, at, head, WHICH * HALF), staging.index(WHICH))
-    else:
-        add_tile(sums_desc, place_of(padded, queries, at + WHICH * ROWS, head), staging.index(WHICH))
+    add_tile(sums_desc, [head, (padded + at) * (BLOCK_D // ROWS) + WHICH * ROWS, 0], mine)
     dk = warpgroup_mma_wait(0, [dk])
     for index in gl.static_range(PARTS):
         give_back(q_ring, first + index)
@@ -279,7 +285,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, OF_K)
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
         if begin < end:
-            job = (padded, queries, whole, split, scale_log2)
+            job = (padded, whole, split, scale_log2)
             low, high = reach_of(key, queries, keys, problem[4], problem[5], HAS_LEFT, HAS_RIGHT)
             tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             take(k_ring, 0)  # half of dQ is of all keys
@@ -352,7 +358,7 @@ def launch_hopper_columns(
         dk: like k; every row is written.
         dv: like v.
         stats: fp32 [2, H, rows] of the workspace, of `flash_backward_prepare`.
-        sums: fp32 [H, rows, D] of the workspace.
+        sums: fp32 [H, rows, 64 or 128] of the workspace, in tiles as `flash_backward_rows.place_in_part` says.
         problem: sequences, mask and scale.
         config: one of the order `ws`.
 
@@ -369,21 +375,21 @@ def launch_hopper_columns(
             raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
                              "multiple of 16 bytes apart, sequences behind one another, or order=early")
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
-    columns = 64 if max(q.shape[-1], v.shape[-1]) <= 64 else 128
-    reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * q.shape[-1])
+    columns = sums.shape[-1]
+    reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
     flash_hopper_backward[(tiles * pairs,)](
-        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)), _numbers(stats),
-        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),
-        rows_of(sums.transpose(0, 1), ROWS.value, columns * cut.block_m // KEYS.value), *problem.lengths(),
+        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)), _plain(stats.flatten(0, 1), 1),
+        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)), _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+        *problem.lengths(),
         problem.scale / math.log(2), *problem.reach(), members, heads_kv, pairs, tiles,
         group_of(reread, config.section_mib, pairs), **problem.flags(), BLOCK_M=cut.block_m, STAGES=cut.stages,
         num_warps=4)
 
 
-def _numbers(stats: Tensor) -> Any:
-    """Describe [2 H, rows]: a tile is [1, 64]."""
+def _plain(x: Tensor, *tile: int) -> Any:
+    """Describe a contiguous fp32 tensor: a tile has 64 columns, and they lie one after another in shared memory."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    _, heads, rows = stats.shape
-    layout = gl.NVMMASharedLayout.get_default_for([1, ROWS.value], gl.float32)
-    return TensorDescriptor(stats, [2 * heads, rows], [rows, 1], [1, ROWS.value], layout)
+    block = [*tile, ROWS.value]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=len(block))
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
