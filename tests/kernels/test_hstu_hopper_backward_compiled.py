@@ -9,25 +9,27 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_dense, hstu_hopper_backward
+from attnbench.kernels import hstu_dense, hstu_hopper_backward, hstu_hopper_backward_wide
 from attnbench.kernels.hstu_dense_configs import HOPPER_SHARED_BYTES
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 from .test_hstu_dense_compiled import BATCH, HEADS, SEQLEN, problem
 
-WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK")
+WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK (over 128 dims with the rest of dQ)")
 "What a step waits for."
 
 
 def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, silu="tanh", stages=2):
-    config = hstu_dense.ColumnConfig(block_m=64, block_n=128, warps=8, stages=stages, atomic=True, order="ws",
+    keys = 64 if max(attn_dim, linear_dim) > 128 else 128
+    config = hstu_dense.ColumnConfig(block_m=64, block_n=keys, warps=8, stages=stages, atomic=True, order="ws",
                                      silu=silu)
     q, k, dk, v, dout, dv = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=dtype, device="meta")
                              for dim in [attn_dim] * 3 + [linear_dim] * 3)
-    with recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs:
+    with recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs, \
+            recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as over:
         hstu_hopper_backward.launch_hopper_backward(
             q, k, v, dout, torch.empty(q.shape, device="meta"), dk, dv, problem(every_mask=every_mask), config)
-    return jobs[0]
+    return [*jobs, *over][0]
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
@@ -35,14 +37,15 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     jobs = [replace(job, label=label) for label, job in {
-        "wide": job_of(128, 128, every_mask=True, stages=3), "narrow": job_of(32, 128),
+        "128": job_of(128, 128, every_mask=True, stages=3), "narrow": job_of(32, 128),
+        "over 128": job_of(256, 256, every_mask=True),
         "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]
     for label, one in found.items():
         assert (one.spills, one.warps) == (0, 12), label
         assert one.tensor_core == one.sass["HGMMA"], label
         assert one.waits == 2 * len(WAITS), label
-        assert one.sass["UTMAREDG"] == 2, label
+        assert one.sass["UTMAREDG"] == (4 if "over" in label else 2), label
         assert one.shared <= HOPPER_SHARED_BYTES + 1024, label
         steps = [loop for loop in one.loops if loop["sass"].get("MUFU")]
         assert len(steps) == 2, label

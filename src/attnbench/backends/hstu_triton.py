@@ -115,9 +115,10 @@ def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
 def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
     deterministic = _space("columns", _COLUMNS[width]) | _space("rows", _ROWS[width])
     # Tiles and warps of the Hopper kernel are given; what is left is how many tiles are in flight.
-    stages = {64: (2, 3, 4), 128: (2, 3), 256: ()}[width]
+    hopper = [(64, 64 if width == 256 else 128, 8, stages)
+              for stages in {64: (2, 3, 4), 128: (2, 3), 256: (2,)}[width]]
     return ({"deterministic": {"deterministic": True}} | _space("atomic", _ATOMIC[width])
-            | _space("atomic", [(64, 128, 8, number) for number in stages], order="ws")
+            | _space("atomic", hopper, order="ws")
             | {f"deterministic-{short}": {"deterministic": True, **change} for short, change in deterministic.items()})
 
 

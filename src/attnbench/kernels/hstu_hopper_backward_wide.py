@@ -138,21 +138,21 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     k = flat(k_ring[0].index(WHICH + zero))
     none = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
     piece = warpgroup_mma(down.permute([1, 0]), k.slice(0, PIECE, 1), none, use_acc=False, is_async=True)
-    if HALF > PIECE:
-        later = warpgroup_mma(down.permute([1, 0]), k.slice(PIECE, PIECE, 1), none, use_acc=False, is_async=True)
     dk = warpgroup_mma(down, tile_of(q_ring, 2 * count + WHICH), dk, is_async=True)
-    piece, dv = warpgroup_mma_wait(HALF // PIECE, [piece, dv])
+    piece, dv = warpgroup_mma_wait(1, [piece, dv])
     tma.store_wait(0)
     give_back(dout_ring, 2 * count)
     give_back(dout_ring, 2 * count + 1)
     mine = staging.index(WHICH)
     send(piece, mine, dq_desc, query_start, keys - first_query, tile * ROWS, head, WHICH * HALF)
     if HALF > PIECE:
-        later = warpgroup_mma_wait(1, [later])
+        later = warpgroup_mma(down.permute([1, 0]), k.slice(PIECE, PIECE, 1), none, use_acc=False, is_async=True)
+        dk, later = warpgroup_mma_wait(0, [dk, later])
         tma.store_wait(0)
         sync_warps()
         send(later, mine, dq_desc, query_start, keys - first_query, tile * ROWS, head, WHICH * HALF + PIECE)
-    dk = warpgroup_mma_wait(0, [dk])
+    else:
+        dk = warpgroup_mma_wait(0, [dk])
     give_back(q_ring, 2 * count)
     give_back(q_ring, 2 * count + 1)
     return dk, dv
