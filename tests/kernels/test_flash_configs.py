@@ -94,7 +94,7 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("registers", "m192n128w12s2-tma-pp", LONG),
     ("registers", "m192n128w12s2-tma-ws", replace(LONG, dim=64, dim_v=64)),
     ("registers", "m128n128w8s2-tma-ws", replace(LONG, dim=256, dim_v=256)),
-    ("shared-memory", "m128n128w8s3-tma-pp-persistent", LONG),
+    ("shared-memory", "m128n128w8s4-tma-pp", LONG),
     ("tma", "m128n64w8s2-tma-pp", replace(LONG, dim=60, dim_v=60)),
     ("registers", "m256n128w8s2-tma", LONG),
     ("shared-memory", "m128n128w8s4-tma", LONG),
@@ -167,3 +167,5 @@ def test_estimates_are_those_worked_out_by_hand():
     # The next queries beside these; scores become the next weights in place, so only one tile of those is more.
     assert shared_bytes(config, LONG) == 2 * (2 * 128 * 128 + 2 * 128 * 256)
     assert registers(config, LONG) == 64 + 64 + 32 + 40
+    # With a stage more there is no room for the next queries.
+    assert shared_bytes(replace(config, stages=3), LONG) == 2 * (128 * 128 + 3 * 128 * 256)

@@ -56,6 +56,8 @@ CASES = {
     "32-dims": ({"seqlen": 70, "headdim": 32, "nheads": 2}, TWO),
     "persistent": ({"batch": 2, "seqlen": 150, "nheads": 2, "causal": True}, f"{TWO}-persistent"),
     "persistent-three": ({"batch": 2, "seqlen": 200, "nheads": 2, "causal": True}, f"{THREE}-persistent"),
+    "persistent-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True}, f"{TWO}-persistent"),
+    "persistent-rows-without-keys": ({"batch": 3, "seqlen": 300, "seqlen_k": 3, "causal": True}, f"{TWO}-persistent"),
     "persistent-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130"}, "m128n64w8s2-tma-ws-persistent"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }

@@ -195,18 +195,24 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked one.
 
     Barriers and row sums are less than 2 KiB beside them.  Below sm_90 queries go through on their way to registers.
-    A persistent program of the Hopper path has the next queries too.
     """
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
     if config.order in HOPPER:
-        return (rows + config.block_m * block_d * (1 + (config.grid == "persistent"))) * shape.item_bytes
+        return (rows + query_tiles(config, shape) * config.block_m * block_d) * shape.item_bytes
     if shape.capability < (9, 0):
         return max(rows, config.block_m * block_d) * shape.item_bytes
     rows += config.block_m * block_d
     if config.mask == "apart" and config.order == "ahead":
         rows += config.block_n * block_v
     return rows * shape.item_bytes
+
+
+def query_tiles(config: ForwardConfig, shape: Shape) -> int:
+    """How many tiles of queries a program of the Hopper path has room for: persistent the next too, if that fits."""
+    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    both = 2 * config.block_m * block_d + config.stages * config.block_n * (block_d + block_v)
+    return 1 + (config.grid == "persistent" and both * shape.item_bytes + 2048 <= shape.shared_bytes)
 
 
 def registers(config: ForwardConfig, shape: Shape) -> int:
@@ -238,7 +244,7 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     if config.order not in HOPPER:
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
-    for wrong, said in (
+    whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; ahead"),
         (shape.item_bytes != 2, "multiplies 16-bit numbers; plain or ahead"),
         (shape.block(shape.dim) != shape.block(shape.dim_v),
@@ -248,10 +254,8 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
          "has 64 rows to four warps, two or three times; m128w8 or m192w12"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
-    ):
-        if wrong:
-            return f"has the order {config.order}, which {said}"
-    return None
+    )
+    return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -352,8 +356,7 @@ def nearest(text: str, shape: Shape) -> str:
     try:
         wanted = parse(text)
     except ValueError:
-        shorts = [config.short for config in space(shape)]
-        return next(iter(difflib.get_close_matches(text, shorts, n=1, cutoff=0.0)), "")
+        return next(iter(difflib.get_close_matches(text, [one.short for one in space(shape)], n=1, cutoff=0.0)), "")
     return min(space(shape), key=lambda config: _distance(config, wanted)).short
 
 
@@ -389,11 +392,7 @@ def forward_config(
     raise AssertionError(f"flash.toml has no row for {capability}, {item_bytes}, {dim}, {seqlen}, {masked}")
 
 
-def tuned() -> list[dict[str, Any]]:
-    """Rows of the table, in the order they are tried."""
-    return list(_table()["forward"])
-
-
 @cache
-def _table() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+def tuned() -> tuple[dict[str, Any], ...]:
+    """Rows of the table, in the order they are tried."""
+    return tuple(tomllib.loads(_TABLE.read_text(encoding="utf-8"))["forward"])

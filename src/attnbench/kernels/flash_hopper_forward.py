@@ -8,7 +8,8 @@ The sums are those of flash_forward.  What differs is who waits for whom (Shah e
                   the products of the warpgroup whose turn comes next
 
 Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride.
-A program takes one tile of 64 rows a warpgroup, or, persistent, every so many-th: the loader is then a tile ahead.
+A program takes one tile of 64 rows a warpgroup, or, persistent, every so many-th: then the loader is a tile ahead, and
+an output leaves beside the next tile's first product, where shared memory has ROOM for two tiles of queries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.flash_configs import WARPGROUPS, Shape, hopper_fault
+from attnbench.kernels.flash_configs import WARPGROUPS, Shape, hopper_fault, query_tiles
 from attnbench.kernels.flash_problem import block_of, group_of, processors
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
@@ -107,12 +108,16 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
         head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
             program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
         if first < queries:
+            if begin < end:
+                fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
+            # After the first keys: there may be no room before the last tile's output has left.
             for which in gl.static_range(GROUPS):
                 fill(q_rings[which], turn, q_desc, query_start, queries, first + which * ROWS, head)
             turn += 1
             for index in range(end - begin):
                 at = (end - 1 - index) * BLOCK_N
-                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
+                if index > 0:
+                    fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
                 fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
                 count += 1
 
@@ -149,9 +154,18 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 
 @gluon.jit
 @no_type_check
+def leave(q_ring, turn):
+    """Let the queries before the turn-th be followed by others, once the output in their place has left."""
+    if turn > 0:
+        tma.store_wait(0)
+        give_back(q_ring, turn - 1)
+
+
+@gluon.jit
+@no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-           PERSISTENT: gl.constexpr):
+           PERSISTENT: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each tile."""
     out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -184,6 +198,8 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
                 scores = warpgroup_mma(q, tile_of(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
                 if TURNS:
                     pass_turn(turns, WHICH)
+                if ROOM > 1:
+                    leave(q_rings[WHICH], turn)
                 scores = warpgroup_mma_wait(0, [scores])
                 give_back(k_ring, count)
                 scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
@@ -221,12 +237,14 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
                 acc = warpgroup_mma_wait(0, [acc])
                 give_back(v_ring, count)
                 count += 1
+            elif ROOM > 1:
+                leave(q_rings[WHICH], turn)
             row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
             empty = row_sum == 0.0  # which NaN is not
             total = gl.where(empty, 1.0, row_sum)
             acc = acc * gl.convert_layout(1.0 / total, OF_OUT)[:, None]
             # The queries have been read: the output leaves from where they were.
-            out = q_rings[WHICH][0].index(turn % q_rings[WHICH][0].shape[0])
+            out = q_rings[WHICH][0].index(turn % ROOM)
             flat(out).store(acc.to(DTYPE))
             fence_async_shared()
             sync_warps()
@@ -237,9 +255,10 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             if PACKED:
                 starts += query_start
             gl.store(lse_ptr + starts + rows, lse, mask=rows < queries)
-            tma.store_wait(0)
-            give_back(q_rings[WHICH], turn)
             turn += 1
+            if PERSISTENT and ROOM == 1:
+                leave(q_rings[WHICH], turn)
+    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -248,14 +267,14 @@ def flash_hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head, scale,
     left, right, heads, repeats, pairs, tiles, group,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
+    TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Rings and barriers, and who does what."""
+    """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group)
-    q_rings = (ring_of(q_desc, 1 + PERSISTENT, 1), ring_of(q_desc, 1 + PERSISTENT, 1))
+    q_rings = (ring_of(q_desc, ROOM, 1), ring_of(q_desc, ROOM, 1))
     if GROUPS == 3:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1 + PERSISTENT, 1))
+        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, ROOM, 1))
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
     fence_async_shared()
@@ -264,15 +283,20 @@ def flash_hopper_forward(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+                      ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+                      ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+                      ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+                      ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+                      ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
@@ -296,7 +320,8 @@ def launch_hopper_forward(
             and what is accepted.
     """
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
-    wrong = hopper_fault(config, Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size()))
+    shape = Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size())
+    wrong = hopper_fault(config, shape)
     if wrong:
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
@@ -318,5 +343,5 @@ def launch_hopper_forward(
     flash_hopper_forward[(programs,)](
         *described, lse, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E, *problem.reach(),
         heads, heads // heads_kv, pairs, tiles, section, **problem.flags(), BLOCK_N=config.block_n, BLOCK_V=columns,
-        STAGES=config.stages, PERSISTENT=persistent, GROUPS=groups, TURNS=config.order == "pp",
-        REGISTERS=WARPGROUPS[config.warps], num_warps=4)
+        STAGES=config.stages, PERSISTENT=persistent, ROOM=query_tiles(config, shape), GROUPS=groups,
+        TURNS=config.order == "pp", REGISTERS=WARPGROUPS[config.warps], num_warps=4)
