@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from attnbench.kernels import hstu_hopper_backward_wide as wide
 from attnbench.kernels.hopper import (
     ROWS,
     add_tile,
@@ -46,8 +47,8 @@ from attnbench.kernels.hopper import (
 )
 from attnbench.kernels.hstu_dense_configs import hopper_columns_fault
 from attnbench.kernels.hstu_dense_problem import block_of, capability_of, group_of, wrong
-from attnbench.kernels.hstu_dense_tiles import COUNTS, rows_of_keys, sees, sequence, silu_and_slope
-from attnbench.kernels.rows import section_of
+from attnbench.kernels.hstu_dense_tiles import COUNTS, silu_and_slope
+from attnbench.kernels.hstu_hopper_tiles import HIDDEN, LEAST_ALPHA, hide, job_of, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,54 +58,6 @@ if TYPE_CHECKING:
 
 KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
-
-HIDDEN = -1e4
-"A score α s / 2 whose SiLU and slope are 0, by the tanh instruction and by an exponential."
-
-LEAST_ALPHA = 1e-30
-"Below it α s is not HIDDEN for any number s; without α all gradients are 0, hidden or not."
-
-
-@gluon.jit
-@no_type_check
-def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
-           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which BLOCK_N keys a program is about, and which tiles of queries see them.
-
-    Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
-    """
-    offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group = problem
-    # The first keys are seen by most rows.
-    tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
-    number = pair // heads
-    head = pair - number * heads
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
-    start = tile * BLOCK_N
-    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
-                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    front = 0
-    if HAS_PREFIX:
-        front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
-    begin = gl.maximum(gl.maximum(low - first_query, 0) // ROWS, front)
-    end = gl.maximum((gl.maximum(high - first_query, 0) + ROWS - 1) // ROWS, begin)
-    whole = (gl.maximum(all_low - first_query, 0) + ROWS - 1) // ROWS
-    whole = gl.minimum(gl.maximum(whole, begin), end)
-    # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
-    last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
-    split = gl.minimum(gl.maximum(last, whole), end)
-    return (head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start, front,
-            begin, whole, split, end)
-
-
-@gluon.jit
-@no_type_check
-def step_of(index, front, begin, HAS_PREFIX: gl.constexpr):
-    """The index-th tile of queries that a program takes."""
-    tile = begin + index
-    if HAS_PREFIX:
-        tile = gl.where(index < front, index, tile - front)
-    return tile
 
 
 @gluon.jit
@@ -128,21 +81,6 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
                 for which in gl.static_range(2):
                     fill(v_ring, which, v_desc, key_start, keys, start + which * ROWS, head)
             fill(dout_ring, count, dout_desc, query_start, queries, at, head)
-
-
-@gluon.jit
-@no_type_check
-def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
-         HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
-    """Scores [keys, queries] from `key` and from `query`, with `hidden` where the mask hides."""
-    rows = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
-    # constant of the code, where it were a register a column that the compiler keeps through the loop.
-    own = rows & 7
-    zero = query + own
-    keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
-    see = sees(rows - own, keys, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    return gl.where(see, scores, hidden)
 
 
 @gluon.jit
@@ -328,8 +266,6 @@ def _described(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Te
 
 def _wide(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> tuple[Any, list[Any]]:
     """The kernel for over 128 dims, and tiles of 64 rows and half the columns; of `sums` a piece of them."""
-    from attnbench.kernels import hstu_hopper_backward_wide as wide
-
     half_d, half_v = (max(64, block_of(x.shape[2]) // 2) for x in (q, v))
     return wide.hstu_hopper_backward_wide, [rows_of(x, ROWS.value, width) for x, width in (
         (q, half_d), (k, half_d), (v, half_v), (dout, half_v), (dk, half_d), (dv, half_v), (sums, wide.PIECE.value))]

@@ -36,7 +36,7 @@ from attnbench.kernels.hopper import (
     tile_of,
 )
 from attnbench.kernels.hstu_dense_tiles import COUNTS, silu_and_slope
-from attnbench.kernels.hstu_hopper_backward import hide, job_of, step_of
+from attnbench.kernels.hstu_hopper_tiles import hide, job_of, step_of
 
 SHARE = gl.constexpr(32)
 "Queries of a tile whose scores a warpgroup works out."

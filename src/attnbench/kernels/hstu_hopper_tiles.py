@@ -1,0 +1,76 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the backward kernels of dense HSTU attention for Hopper share: which tiles a program takes, and the mask."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.hopper import ROWS
+from attnbench.kernels.hstu_dense_tiles import rows_of_keys, sees, sequence
+from attnbench.kernels.rows import section_of
+
+HIDDEN = -1e4
+"A score α s / 2 whose SiLU and slope are 0, by the tanh instruction and by an exponential."
+
+LEAST_ALPHA = 1e-30
+"Below it α s is not HIDDEN for any number s; without α all gradients are 0, hidden or not."
+
+
+@gluon.jit
+@no_type_check
+def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
+           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which BLOCK_N keys a program is about, and which tiles of queries see them.
+
+    Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
+    """
+    offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group = problem
+    # The first keys are seen by most rows.
+    tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    start = tile * BLOCK_N
+    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
+                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    front = 0
+    if HAS_PREFIX:
+        front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
+    begin = gl.maximum(gl.maximum(low - first_query, 0) // ROWS, front)
+    end = gl.maximum((gl.maximum(high - first_query, 0) + ROWS - 1) // ROWS, begin)
+    whole = (gl.maximum(all_low - first_query, 0) + ROWS - 1) // ROWS
+    whole = gl.minimum(gl.maximum(whole, begin), end)
+    # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
+    last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
+    split = gl.minimum(gl.maximum(last, whole), end)
+    return (head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start, front,
+            begin, whole, split, end)
+
+
+@gluon.jit
+@no_type_check
+def step_of(index, front, begin, HAS_PREFIX: gl.constexpr):
+    """The index-th tile of queries that a program takes."""
+    tile = begin + index
+    if HAS_PREFIX:
+        tile = gl.where(index < front, index, tile - front)
+    return tile
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
+         HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
+    """Scores [keys, queries] from `key` and from `query`, with `hidden` where the mask hides."""
+    rows = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+    # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
+    # constant of the code, where it were a register a column that the compiler keeps through the loop.
+    own = rows & 7
+    zero = query + own
+    keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
+    see = sees(rows - own, keys, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    return gl.where(see, scores, hidden)
