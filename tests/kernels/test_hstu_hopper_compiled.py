@@ -19,7 +19,7 @@ BATCH, HEADS, SEQLEN = 4, 4, 1024
 TWO = {"block_m": 128, "block_n": 128, "warps": 8, "stages": 2, "order": "ws"}
 THREE = {"block_m": 192, "block_n": 64, "warps": 12, "stages": 3, "order": "ws"}
 SHAPES = {
-    "pinned": [(128, TWO | {"grid": "persistent"}, False), (128, TWO | {"order": "pp"}, True),
+    "pinned": [(128, TWO | {"grid": "few"}, False), (128, TWO | {"order": "pp"}, True),
                (32, THREE | {"grid": "persistent"}, False)],
     "3.6": [(128, TWO, False), (256, TWO | {"block_n": 64}, False),
             (64, THREE | {"order": "pp", "grid": "persistent"}, False)],
@@ -48,7 +48,7 @@ def job_of(dim, cut, every_mask):
 def faults(one, dim, config, *, every_mask):
     """What is not as it should be; numbers of a mask of every kind may be put by, once a tile of rows."""
     wrong = [f"{one.spills} spills"] * (one.spills > 0 and not every_mask) + ["serialized"] * one.serialized
-    shared = config.hopper_bytes(dim, dim, q_stages=2 if config.grid == "persistent" else 1)
+    shared = config.hopper_bytes(dim, dim, q_stages=1 if config.grid == "tiles" else 2)
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
     # A tile's scores of a thread: each a tanh, beside the product with the values; of each warpgroup one loop masks.
     scores, groups = config.block_n // 2, config.block_m // 64

@@ -23,6 +23,8 @@ from .hopper_machine import machine_runs
 TWO = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "silu": "exp", "order": "ws"}
 CUTS = {"two": TWO, "three": TWO | {"block_m": 192, "warps": 12}, "wide": TWO | {"block_n": 128},
         "turns": TWO | {"order": "pp"}, "turns-of-three": TWO | {"block_m": 192, "warps": 12, "order": "pp"},
+        "few": TWO | {"grid": "few", "section_mib": 0.04}, "few-turns": TWO | {"grid": "few", "order": "pp"},
+        "one-stage": TWO | {"stages": 1, "block_n": 128},
         "persistent": TWO | {"grid": "persistent", "stages": 3, "section_mib": 0.1},
         "persistent-turns": TWO | {"grid": "persistent", "order": "pp", "block_n": 128}}
 CASES = {
@@ -31,16 +33,16 @@ CASES = {
     "not-causal": ({"seqlen": 200, "lengths": "200:33", "causal": False}, "two", "turns"),
     "prefix": ({"seqlen": 200, "lengths": "200:9", "contextual_len": 70}, "two", "turns-of-three"),
     "prefix-not-causal": ({"seqlen": 150, "lengths": "150:20", "contextual_len": 5, "causal": False}, "wide", "three"),
-    "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"}, "two", "persistent"),
+    "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"}, "few", "persistent"),
     "many-targets": ({"seqlen": 300, "lengths": "300:299", "num_targets": "210:1"}, "three", "turns"),
     "targets-not-causal": ({"seqlen": 150, "lengths": "150:7", "num_targets": "29:7", "causal": False}, "wide", "two"),
     "window": ({"batch": 1, "seqlen": 400, "max_attn_len": 90}, "two", "turns-of-three"),
     "narrow-window": ({"batch": 1, "seqlen": 260, "max_attn_len": 1, "num_targets": "3"}, "three", "wide"),
-    "window-both-ways": ({"batch": 1, "seqlen": 300, "max_attn_len": 10, "causal": False}, "turns", "persistent"),
+    "window-both-ways": ({"batch": 1, "seqlen": 300, "max_attn_len": 10, "causal": False}, "turns", "few-turns"),
     "window-prefix-targets": ({"seqlen": 330, "lengths": "330:30", "max_attn_len": 77, "contextual_len": 6,
                                "num_targets": "20:5"}, "two", "persistent-turns"),
     "cached": ({"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 70, "num_targets": "5:0:2"},
-               "two", "persistent"),
+               "few", "one-stage"),
     "cached-all": ({"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
                     "max_attn_len": 12}, "three", "turns"),
     "odd-dims": ({"batch": 1, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "persistent-turns"),

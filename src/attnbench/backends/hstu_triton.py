@@ -103,9 +103,9 @@ _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
 def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
     main = ((128, 64, 8, 2 if width == 256 else 3),)
     hopper = [_space("forward", _HOPPER[width], order=order, **more) for order in ("ws", "pp")
-              for more in ({}, {"grid": "persistent"})]
+              for more in ({}, {"grid": "few"}, {"grid": "persistent"})]
     return (_space("forward", _WHOLE[width], order="plain") | _space("forward", _WHOLE[width], order="ahead")
-            | hopper[0] | hopper[1] | hopper[2] | hopper[3]
+            | {short: values for space in hopper for short, values in space.items()}
             | (_space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, order="plain")
                | _space("forward", main, masked_stages=2) | _space("forward", main, loads="pointer")
                if width < 256 else {})

@@ -56,7 +56,8 @@ class ForwardConfig(_Tiles):
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
     ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90); pp: these take turns (ping-pong)"""
     grid: str = "tiles"
-    "of ws and pp: tiles: a program each; persistent: a program an SM, which takes one after another"
+    """of ws and pp: tiles: a program each; few: a program takes four of a section, long and short ones; persistent: a
+    program an SM takes every so many-th, which long and short sequences share out unevenly"""
 
     @property
     def hopper(self) -> bool:
@@ -71,12 +72,30 @@ class ForwardConfig(_Tiles):
         keys = self.block_n * (self.stages * block_d + (self.stages + 1) * block_v)
         return 2 * (keys + self.block_m * (q_stages * block_d + (block_v if block_v != block_d else 0)))
 
+    def hopper_grid(self, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
+        """Programs of that kernel, how many jobs are shared out together, and among how many programs.
+
+        Args:
+            tiles: of a (sequence, head) pair.
+            pairs: of these.
+            group: pairs of a section.
+            processors: SMs of the card.
+        """
+        jobs = tiles * pairs
+        if self.grid == "tiles":
+            return jobs, jobs, jobs
+        if self.grid == "persistent":
+            return min(jobs, processors), jobs, min(jobs, processors)
+        stretch = tiles * group
+        sharers = -(-stretch // FEW)
+        return sharers * -(-pairs // group), stretch, sharers
+
     def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
         """What of the cut is compiled into that kernel."""
-        persistent = self.grid == "persistent"
-        ahead = persistent and self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
+        several = self.grid != "tiles"
+        ahead = several and self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
         return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "Q_STAGES": 2 if ahead else 1,
-                "GROUPS": self.block_m // 64, "TURNS": self.order == "pp", "PERSISTENT": persistent,
+                "GROUPS": self.block_m // 64, "TURNS": self.order == "pp", "SEVERAL": several,
                 "APPROXIMATE": self.silu == "tanh", "REGISTERS": WARPGROUPS[self.warps]}
 
 
@@ -120,6 +139,8 @@ _Cut = TypeVar("_Cut", bound=_Tiles)
 
 WARPGROUPS = {8: 240, 12: 160}
 "Warps beside the loader of the Hopper forward, and how many registers each thread of them has."
+FEW = 4
+"Jobs of a program in the grid of that name: what it begins and ends with is shared by them."
 HOPPER_SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
 

@@ -167,12 +167,12 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
                         "an aligned tensor, or another order")
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
-    programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
+    group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
+    programs, stretch, sharers = config.hopper_grid(tiles, pairs, group, processors(q))
     hstu_hopper_forward[(programs,)](
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
         rows_of(out, ROWS.value, block_v), problem.offsets, problem.offsets_q, problem.num_targets,
-        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
-        group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
+        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group, stretch, sharers,
         problem.contextual_len, problem.max_attn_len or 0, num_warps=4, **problem.flags(),
         **config.hopper_flags(block_d, block_v))
 

@@ -8,8 +8,8 @@ The sums are those of hstu_dense_forward.  Nothing rescales the output, so no pr
                   is worked out beside the second, and beside the products of the other warpgroups
 
 Keys go from the last to the first, masked tiles first, so that the longest part of the loop masks nothing.  A
-warpgroup passes over the tiles in front that none of its rows sees.  A program takes one tile of 64 rows a
-warpgroup, or, persistent, every so many-th: the loader is then a tile ahead.
+warpgroup passes over the tiles in front that none of its rows sees.  A job is one tile of 64 rows a
+warpgroup; of a program that has several the loader is a job ahead.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ def job_of(program, problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS
 
 @gluon.jit
 @no_type_check
-def jobs_of(problem, PERSISTENT: gl.constexpr):
-    """Which jobs are a program's: first, end and step; one where that is known beforehand."""
-    first = gl.program_id(0)
-    end = first + 1
+def jobs_of(problem, stretch, sharers, SEVERAL: gl.constexpr):
+    """Which jobs are a program's: first, end and step; one, or of a `stretch` of jobs every `sharers`-th."""
+    program = gl.program_id(0)
+    first = program
+    end = program + 1
     step = 1
-    if PERSISTENT:
-        end = problem[7] * problem[6]
-        step = gl.num_programs(0)
+    if SEVERAL:
+        begin = program // sharers * stretch
+        first = begin + program % sharers
+        end = gl.minimum(begin + stretch, problem[7] * problem[6])
+        step = sharers
     return first, end, step
 
 
@@ -113,13 +116,13 @@ def unseen_of(row, keys, mask, ranges, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
 @gluon.jit
 @no_type_check
 def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-         HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, PERSISTENT: gl.constexpr):
+         HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, SEVERAL: gl.constexpr):
     """The loader's work."""
-    q_desc, k_desc, v_desc, rings, problem = given
+    q_desc, k_desc, v_desc, rings, problem, stretch, sharers = given
     q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
-    one, last, every = jobs_of(problem, PERSISTENT)
+    one, last, every = jobs_of(problem, stretch, sharers, SEVERAL)
     for program in range(one, last, every):
         head, key_start, query_start, keys, queries, start, _first, _prefix, _seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)
@@ -180,87 +183,106 @@ def step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL
 
 @gluon.jit
 @no_type_check
+def pass_over(rings, turns, count, unseen, WHICH: gl.constexpr, TURNS: gl.constexpr):
+    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
+    _q_rings, k_ring, v_ring = rings
+    for _index in range(unseen):
+        if TURNS:
+            wait_turn(turns, count, WHICH)
+            pass_turn(turns, WHICH)
+        take(k_ring, count)
+        give_back(k_ring, count)
+        take(v_ring, count)
+        give_back(v_ring, count)
+        count += 1
+    return count
+
+
+@gluon.jit
+@no_type_check
+def through_tiles(acc, q, rings, turns, count, unseen, ranges, half_alpha, row, mask, CAUSAL: gl.constexpr,
+                  HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+                  APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr):
+    """Add a job's tiles from the `unseen`-th, one at least, to the sums; and the count after them."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    _q_rings, k_ring, v_ring = rings
+    masked = ranges[5]
+    total = masked + ranges[2] - ranges[1]
+    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    if TURNS:
+        wait_turn(turns, count, WHICH)
+    k = take(k_ring, count)
+    scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+    if TURNS:
+        pass_turn(turns, WHICH)
+    scores = warpgroup_mma_wait(0, [scores])
+    give_back(k_ring, count)
+    at = tile_at(unseen, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+    weights = weigh(scores, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True, APPROXIMATE)
+    wait_tile(v_ring, count)
+    count += 1
+    for index in range(unseen + 1, masked):
+        at = tile_at(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+        acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX,
+                            HAS_TARGETS, HAS_WINDOW, True, APPROXIMATE, BLOCK_N, WHICH, TURNS)
+        count += 1
+    for _index in range(gl.maximum(unseen + 1, masked), total):
+        acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, 0, mask, CAUSAL, HAS_PREFIX,
+                            HAS_TARGETS, HAS_WINDOW, False, APPROXIMATE, BLOCK_N, WHICH, TURNS)
+        count += 1
+    weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+    acc = warpgroup_mma(weights, tile_of(v_ring, count - 1), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    give_back(v_ring, count - 1)
+    return acc, count
+
+
+@gluon.jit
+@no_type_check
 def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
            HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr,
-           BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr):
+           BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, SEVERAL: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each tile."""
-    out_desc, outs, rings, turns, problem, half_alpha, scale = given
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    out_desc, outs, rings, turns, problem, stretch, sharers, half_alpha, scale = given
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    DTYPE: gl.constexpr = out_desc.dtype
-    q_rings, k_ring, v_ring = rings
+    q_ring = rings[0][WHICH]
     count = 0
     turn = 0
-    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    one, last, every = jobs_of(problem, PERSISTENT)
+    one, last, every = jobs_of(problem, stretch, sharers, SEVERAL)
     for program in range(one, last, every):
         head, _key_start, query_start, keys, queries, start, first, prefix, seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)
         if start < queries:
             row = first + WHICH * ROWS
             mask = (prefix, seen, problem[4])
-            masked = ranges[5]
-            total = masked + ranges[2] - ranges[1]
             unseen = unseen_of(row, keys, mask, ranges, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, BLOCK_N)
-            for _index in range(unseen):
-                if TURNS:
-                    wait_turn(turns, count, WHICH)
-                    pass_turn(turns, WHICH)
-                take(k_ring, count)
-                give_back(k_ring, count)
-                take(v_ring, count)
-                give_back(v_ring, count)
-                count += 1
-            q = take(q_rings[WHICH], turn)
+            count = pass_over(rings, turns, count, unseen, WHICH, TURNS)
+            q = take(q_ring, turn)
             acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
-            if unseen < total:
-                if TURNS:
-                    wait_turn(turns, count, WHICH)
-                k = take(k_ring, count)
-                scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
-                if TURNS:
-                    pass_turn(turns, WHICH)
-                scores = warpgroup_mma_wait(0, [scores])
-                give_back(k_ring, count)
-                at = tile_at(unseen, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
-                weights = weigh(scores, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True,
-                                APPROXIMATE)
-                wait_tile(v_ring, count)
-                count += 1
-                for index in range(unseen + 1, masked):
-                    at = tile_at(index, ranges, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
-                    acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL,
-                                        HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, True, APPROXIMATE, BLOCK_N, WHICH, TURNS)
-                    count += 1
-                for _index in range(gl.maximum(unseen + 1, masked), total):
-                    acc, weights = step(acc, weights, q, rings, turns, count, half_alpha, row, 0, mask, CAUSAL,
-                                        HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, False, APPROXIMATE, BLOCK_N, WHICH, TURNS)
-                    count += 1
-                weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
-                acc = warpgroup_mma(weights, tile_of(v_ring, count - 1), acc, is_async=True)
-                acc = warpgroup_mma_wait(0, [acc])
-                give_back(v_ring, count - 1)
+            if unseen < ranges[5] + ranges[2] - ranges[1]:
+                acc, count = through_tiles(acc, q, rings, turns, count, unseen, ranges, half_alpha, row, mask, CAUSAL,
+                                           HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, APPROXIMATE, BLOCK_N, WHICH, TURNS)
             # Queries of as many columns have been read: the output leaves from where they were.
-            mine = turn % q_rings[WHICH][0].shape[0]
-            place = q_rings[WHICH][0].index(mine) if q.shape[1] == BLOCK_V else outs.index(WHICH)
-            flat(place).store((acc * scale).to(DTYPE))
+            mine = turn % q_ring[0].shape[0]
+            place = q_ring[0].index(mine) if q.shape[1] == BLOCK_V else outs.index(WHICH)
+            flat(place).store((acc * scale).to(out_desc.dtype))
             fence_async_shared()
             sync_warps()
             store_tile(out_desc, place_of(query_start, queries, start + WHICH * ROWS, head), place)
             tma.store_wait(0)
-            give_back(q_rings[WHICH], turn)
+            give_back(q_ring, turn)
             turn += 1
 
 
-@gluon.jit(do_not_specialize=COUNTS)
+@gluon.jit(do_not_specialize=(*COUNTS, "stretch", "sharers"))
 @no_type_check
 def hstu_hopper_forward(
     q_desc, k_desc, v_desc, out_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr, half_alpha, scale, heads, pairs,
-    tiles, group, contextual_len, window,
+    tiles, group, stretch, sharers, contextual_len, window,
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, PERSISTENT: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr, SEVERAL: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what; with two Q_STAGES a program's next queries come beside its work."""
@@ -275,26 +297,26 @@ def hstu_hopper_forward(
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, rings, problem)
-    sums = (out_desc, outs, rings, turns, problem, half_alpha, scale)
+    loads = (q_desc, k_desc, v_desc, rings, problem, stretch, sharers)
+    sums = (out_desc, outs, rings, turns, problem, stretch, sharers, half_alpha, scale)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
             (attend, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS, PERSISTENT)),
+                      GROUPS, TURNS, SEVERAL)),
             (attend, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS, PERSISTENT)),
+                      GROUPS, TURNS, SEVERAL)),
             (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS,
-                    PERSISTENT)),
+                    SEVERAL)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
             (attend, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS, PERSISTENT)),
+                      GROUPS, TURNS, SEVERAL)),
             (attend, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS, PERSISTENT)),
+                      GROUPS, TURNS, SEVERAL)),
             (attend, (sums, 2, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE, BLOCK_N, BLOCK_V,
-                      GROUPS, TURNS, PERSISTENT)),
+                      GROUPS, TURNS, SEVERAL)),
             (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, BLOCK_N, GROUPS,
-                    PERSISTENT)),
+                    SEVERAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
