@@ -329,10 +329,6 @@ def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
 
 def candidates() -> Iterator[ForwardConfig]:
     """Everything the enumeration looks at, before the rules."""
-    for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
-        config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
-                               order=order, grid=grid)
-        yield from (config, replace(config, section_mib=8), replace(config, section_mib=100))
     tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
     for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
             tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]):
@@ -344,6 +340,10 @@ def candidates() -> Iterator[ForwardConfig]:
         if loads == "tma" and order == "ahead" and exp == "unit":
             yield replace(config, grid="persistent")
             yield from (replace(config, section_mib=mib) for mib in (8, 100))
+    for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
+        config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
+                               order=order, grid=grid)
+        yield from (config, replace(config, section_mib=8), replace(config, section_mib=100))
 
 
 def space(shape: Shape) -> list[ForwardConfig]:
@@ -361,10 +361,10 @@ def nearest(text: str, shape: Shape) -> str:
 
 
 def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
-    """Steps of a factor of two in the numbers, two for another word."""
+    """Steps of a factor of two in the numbers, two for another word, three for another order: another kernel."""
     numbers = sum(abs(math.log2(getattr(one, name) / getattr(other, name))) for name in ("block_m", "block_n", "warps"))
     words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
-    return numbers + abs(one.stages - other.stages) / 2 + 2 * words
+    return numbers + abs(one.stages - other.stages) / 2 + 2 * words + (one.order != other.order)
 
 
 # ── tuned defaults ─────────────────────────────────────────────────────────────────────────────────
