@@ -81,7 +81,7 @@ def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
 
 
 @pytest.mark.parametrize(("card", "item_bytes", "dim"), [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128),
-                                                         ((9, 0), 4, 128), ((9, 0), 2, 256)])
+                                                         ((9, 0), 4, 128), ((9, 0), 2, 256), ((9, 0), 2, 100)])
 def test_the_kernel_for_hopper_is_for_hopper_and_up_to_128_dims_of_16_bits(card, item_bytes, dim):
     assert (why_not(parse_backward(HOPPER[128]), card, item_bytes, dim, dim) or "").startswith("ws: ")
 

@@ -150,7 +150,7 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
             if value not in accepted:
                 return f"tile: {name}={value}; one of {', '.join(map(str, accepted))}"
     if config.order == "ws":
-        return _not_hopper(config, capability, item_bytes, max(dim, dim_v))
+        return _not_hopper(config, capability, item_bytes, (dim, dim_v))
     if config.loads == "tma" and 0 < capability[0] < 9:
         return "tma: sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
@@ -168,13 +168,15 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
     return _too_large(config, capability, item_bytes, _padded(dim), _padded(dim_v)) if capability[0] else None
 
 
-def _not_hopper(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int) -> str | None:
+def _not_hopper(
+    config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dims: tuple[int, int]
+) -> str | None:
     """Why a configuration of the order `ws` is none, or not for this card or these dims."""
-    cut = config.columns
+    cut, dim = config.columns, max(dims)
     if capability != (9, 0):
         return f"ws: sm_{capability[0]}{capability[1]} has no warpgroup products; sm_90"
-    if item_bytes != 2 or dim > 128:
-        return f"ws: {item_bytes}-byte elements of {dim} dims; 2 bytes, up to 128 dims"
+    if item_bytes != 2 or dim > 128 or any(one % 8 for one in dims):
+        return f"ws: {item_bytes}-byte elements of {dims[0]} and {dims[1]} dims; 2 bytes, multiples of 8 up to 128"
     plain = BackwardConfig(columns=cut, loads="tma", order="ws", section_mib=config.section_mib)
     if config != plain or config.section_mib < 1:
         return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
