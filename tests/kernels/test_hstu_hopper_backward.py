@@ -64,6 +64,7 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
 
 
 def held(case, inputs, found):
+    assert all(x.isfinite().all() for x in found.values())
     truth, plain = (WORKLOAD.oracle("hstu", case, inputs, dtype=dtype, draw=Draw())
                     for dtype in (torch.float64, torch_dtype(case)))
     truth, plain = ({name: x[name] for name in found} for x in (truth, plain))

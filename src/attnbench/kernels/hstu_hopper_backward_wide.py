@@ -163,7 +163,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
 def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
            HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr):
     """A warpgroup's work: half the columns of every gradient."""
-    dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, done, problem, factors = given
+    dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, problem, factors = given
     q_ring, k_ring, v_ring, dout_ring = rings
     half_alpha, hidden, dv_scale = factors
     HALF: gl.constexpr = k_ring[0].shape[5]
@@ -184,10 +184,8 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
             for count in range(steps):
                 dk, dv = step(dk, dv, tiles, filled, dq_desc, job, count, WHICH, CAUSAL, HAS_PREFIX, HAS_TARGETS,
                               HAS_WINDOW, APPROXIMATE)
-            # Who has come here has read keys and values for the last time.
-            mbarrier.arrive(done)
-            mbarrier.wait(done, 0)
-        # Gradients leave from where keys and values were.
+        # Gradients leave from where keys and values were: of the half that is not its own a warpgroup has read the last
+        # when it hands over its last dS.
         flat(v_ring[0].index(WHICH)).store((dv * dv_scale).to(dv_desc.dtype))
         flat(k_ring[0].index(WHICH)).store((dk * (half_alpha * dv_scale)).to(dk_desc.dtype))
         fence_async_shared()
@@ -214,10 +212,9 @@ def hstu_hopper_backward_wide(
     downs = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], SHARED)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
     filled = barriers(4, 2)
-    done = barriers(1, 2).index(0)
     fence_async_shared()
     loads = (q_desc, k_desc, v_desc, dout_desc, rings, problem)
-    sums = (dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, done, problem,
+    sums = (dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, problem,
             (half_alpha, hidden, dv_scale))
     # Constants are written out each time: in a tuple they would be numbers of the run.
     gl.warp_specialize([
