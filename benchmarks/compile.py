@@ -6,6 +6,7 @@ fit the card is a line, not an error.
 
     python benchmarks/compile.py --suite hstu-dense --backends hstu-triton --modes fwd,bwd --cuts
     python benchmarks/compile.py --suite hstu-bsa-long --backends hstu-triton,hstu-bsa-triton --modes fwd,fwd-bwd
+    python benchmarks/compile.py --suite flash --backends 'flash-triton,flash-triton[m128n128w8s2-tma-pp]' --headdim 128
     python benchmarks/compile.py --suite hstu-bsa --backends hstu-eager --device cpu --jobs 1
 """
 
@@ -23,10 +24,12 @@ from typing import Any
 from attnbench.backends.registry import all_backends, resolve
 from attnbench.errors import AttnbenchError
 from attnbench.suites.load import load_suite
-from attnbench.workloads.hstu import WORKLOAD
+from attnbench.workloads.base import load_workload
 
-Task = tuple[str, tuple[dict[str, Any], ...], str]
-"""A selector, its cases, the device: one process compiles what they share once."""
+Task = tuple[str, tuple[dict[str, Any], ...], str, str]
+"""A selector, its cases, the device, the workload: one process compiles what they share once."""
+KIND = ("attn_dim", "linear_dim", "headdim", "headdim_v", "nheads", "dtype")
+"Axes, of whichever workload, that cases of one process have in common."
 
 
 def tasks(suite: str, names: Iterable[str], modes: Sequence[str], device: str, *, cuts: bool,
@@ -35,7 +38,7 @@ def tasks(suite: str, names: Iterable[str], modes: Sequence[str], device: str, *
 
     Args:
         suite: with listed cases.
-        names: of backends.
+        names: of backends; without cuts, selectors too.
         modes: of the cases.
         device: ``cuda`` or ``cpu``.
         cuts: every configuration too.
@@ -43,19 +46,20 @@ def tasks(suite: str, names: Iterable[str], modes: Sequence[str], device: str, *
     """
     found: tuple[list[Task], list[Task]] = ([], [])
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in load_suite(suite, device).cases:
+    loaded = load_suite(suite, device)
+    workload = load_workload(loaded.workload)
+    for one in loaded.cases:
         values = dict(one.values) | {"batch": 1}
-        if any(given and values[axis] not in given for axis, given in chosen.items()):
+        if any(given and values.get(axis) not in given for axis, given in chosen.items()):
             continue
-        kinds.setdefault(tuple(values.get(axis) for axis in ("attn_dim", "linear_dim", "nheads", "dtype")), []).append(
-            values)
+        kinds.setdefault(tuple(values.get(axis) for axis in KIND), []).append(values)
     for cases in kinds.values():
         for mode in modes:
             in_mode = tuple(values | {"mode": mode} for values in cases)
             for name in names:
-                found[0].append((name, in_mode, device))
-                case = WORKLOAD.case(in_mode[0])
-                found[1].extend((f"{name}[{config.short}]", in_mode, device)
+                found[0].append((name, in_mode, device, workload.name))
+                case = workload.case(in_mode[0])
+                found[1].extend((f"{name}[{config.short}]", in_mode, device, workload.name)
                                 for config in (all_backends()[name].configs(case) if cuts else ()))
     return found
 
@@ -64,14 +68,13 @@ def call(task: Task) -> list[str]:
     """Call each case of a task once; a line for each that did not work."""
     import torch
 
-    from attnbench.workloads.hstu.inputs import make_inputs
-
-    selector, cases, device = task
-    wrong = []
+    selector, cases, device, name = task
+    workload, wrong = load_workload(name), []
     for values in cases:
-        case = WORKLOAD.case(values)
+        case = workload.case(values)
         try:
-            with resolve(selector, case).session(case, make_inputs(case, seed=1, kind="normal", device=device)) as it:
+            inputs = workload.inputs(case, seed=1, kind="normal", device=device)
+            with resolve(selector, case).session(case, inputs) as it:
                 it.forward()
                 if it.backward is not None:
                     it.backward()
@@ -90,12 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", default="fwd,bwd")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--attn-dim", default="", help="comma list out of the suite's")
+    parser.add_argument("--headdim", default="", help="comma list out of the suite's")
     parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
     parser.add_argument("--cuts", action="store_true", help="every configuration too")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     args = parser.parse_args(arguments)
     chosen = {axis: [int(value) for value in given.split(",") if value] for axis, given in
-              (("attn_dim", args.attn_dim), ("seqlen", args.seqlen))}
+              (("attn_dim", args.attn_dim), ("headdim", args.headdim), ("seqlen", args.seqlen))}
     started, failed = time.monotonic(), False
     try:
         rounds = tasks(args.suite, args.backends.split(","), args.modes.split(","), args.device, cuts=args.cuts,

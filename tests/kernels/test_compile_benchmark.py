@@ -31,11 +31,20 @@ def test_a_process_has_all_lengths_of_a_cut_and_a_batch_of_one(compiler):
     assert some[1] == []
 
 
+def test_suites_of_other_workloads_too(compiler):
+    names = ["flash-triton", "flash-triton[m128n128w8s2-tma-pp]"]
+    defaults, _ = compiler.tasks("flash", names, ["fwd"], "cuda", cuts=False, chosen={"headdim": [128], "attn_dim": []})
+    assert [task[0] for task in defaults] == names
+    assert {(values["causal"], values["batch"]) for values in defaults[0][1]} == {(False, 1), (True, 1)}
+    (eager,), _ = compiler.tasks("flash", ["eager"], ["fwd"], "cpu", cuts=False, chosen={})
+    assert compiler.call(eager) == []
+
+
 def test_what_does_not_work_is_a_line(compiler):
     (works, *_), _ = compiler.tasks("hstu-bsa", ["hstu-bsa-eager"], ["fwd-bwd"], "cpu", cuts=False,
                                     chosen={"seqlen": [64]})
     assert compiler.call(works) == []
-    (line,) = compiler.call(("hstu-bsa-eager[none]", works[1], "cpu"))
+    (line,) = compiler.call(("hstu-bsa-eager[none]", *works[1:]))
     assert "hstu-bsa-eager[none]" in line
     assert "has none" in line
 
