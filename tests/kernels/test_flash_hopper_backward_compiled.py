@@ -56,5 +56,8 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
         assert one.sass["UTMAREDG"] == 2, (label, one)
         assert not set(one.sass) & {"RED", "REDG", "ATOM", "ATOMG"}, (label, one)
         assert len(one.loops) == 2, (label, one)
+        for loop in one.loops:
+            # Exponentials, dS, and dQ's way into shared memory run beside products.
+            assert all(loop["beside"][name] == loop["sass"][name] for name in ("MUFU", "FADD", "STS")), (label, one)
         assert one.shared <= 227 * 1024, (label, one)
         assert one.warps == 12, (label, one)

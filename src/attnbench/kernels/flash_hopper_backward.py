@@ -214,8 +214,8 @@ def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, h
     k = flat(k_ring[0].index(WHICH + zero))
     v = flat(v_ring[0].index(WHICH + zero))
     q = take(q_ring, first)
-    dout = take(dout_ring, first)
     scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
+    dout = take(dout_ring, first)
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
         down, dv = fold(scores, above, dv, dout, stats, first % PLACES, at, cut, low, high, scale_log2, HAS_LEFT, OF_V,
