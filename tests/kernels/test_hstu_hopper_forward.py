@@ -142,6 +142,7 @@ def test_slices_of_one_tensor_are_read_where_they_lie():
     (TWO, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
     (TWO, {"item_bytes": 4}, "16-bit"),
     (TWO | {"block_m": 64, "warps": 4}, {}, "64 rows and 4 warps"),
+    (TWO | {"block_n": 256}, {}, "tiles of 256 keys"),
     (TWO, {"linear_dim": 20}, "rows of 20 dims"),
     (TWO | {"block_n": 128}, {"attn_dim": 256, "linear_dim": 256}, "shared memory; at most 226"),
     (TWO | {"stages": 3}, {"attn_dim": 256, "linear_dim": 256}, "shared memory")])
@@ -149,6 +150,12 @@ def test_what_cannot_be_launched_is_named(cut, given, words):
     shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": 128, "linear_dim": 128}
     assert hopper_fault(ForwardConfig(**TWO), **shape) is None
     assert words in (hopper_fault(ForwardConfig(**cut), **shape | given) or "")
+
+
+@pytest.mark.parametrize(("name", "word"), [("order", "wss"), ("grid", "many")])
+def test_a_word_that_is_not_known_is_no_other_path(name, word):
+    with pytest.raises(ValueError, match=f"^{name}={word} is not known; one of "):
+        ForwardConfig(**TWO | {name: word})
 
 
 def test_a_refusal_is_one_line_and_nothing_else_runs_instead():

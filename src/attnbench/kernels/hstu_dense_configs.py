@@ -59,6 +59,11 @@ class ForwardConfig(_Tiles):
     """of ws and pp: tiles: a program each; few: a program takes four of a section, long and short ones; persistent: a
     program an SM takes every so many-th, which long and short sequences share out unevenly"""
 
+    def __post_init__(self) -> None:
+        for name, accepted in (("order", ("plain", "ahead", "ws", "pp")), ("grid", ("tiles", "few", "persistent"))):
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(accepted)}")
+
     @property
     def hopper(self) -> bool:
         """Whether this is a cut of the kernel in hstu_hopper_forward, whose warps have jobs of their own."""
@@ -165,6 +170,8 @@ def hopper_fault(
         (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
         (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
          f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
+        (config.block_n not in (32, 64, 128), f"has tiles of {config.block_n} keys; 32, 64 or 128"),
+        (config.stages < 1, "has no stage; at least 1"),
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
         (shared > HOPPER_SHARED_BYTES,
          f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
