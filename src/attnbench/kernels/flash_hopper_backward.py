@@ -3,17 +3,18 @@
 
 The sums are those of flash_backward_columns with atomics; who waits for whom is other (Shah et al. 2024,
 arXiv:2407.08608).  Scores are worked out transposed, [keys, rows], so that P and dS are operands as they come out of
-the softmax.  A step is a tile of rows; products are issued as soon as what they read is there:
+the softmax.  A step is a tile of rows, and each product is issued as soon as what it reads is there:
 
     loader        keys and values once, then tiles of Q and dO with what belongs to their rows, -lse / scale and -delta
-    warpgroup     dPᵀ = V dOᵀ              runs beside   P = exp(Sᵀ)            (Sᵀ = K Qᵀ was issued a step before)
-                  dV += P dO                             dS = P ∘ (dP - delta), into shared memory for both
-                  dK += dS Q, dQ = dSᵀ K                 the wait for the other warpgroup's dS
-                  Sᵀ of the next step                    dQ on its way to memory, by a tensor map that adds
+    warpgroup     issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
+                  P = exp(Sᵀ), beside the second; issues dV += P dO
+                  dSᵀ = P ∘ (dPᵀ - delta), beside that, for itself and into shared memory for both
+                  waits for the other's; issues half of dQ = dS K, and dK += dSᵀ Q
+                  dQ on its way to memory by a tensor map that adds, beside the last
 
-Each warpgroup works out half of the step's dQ [rows, D] over all 128 keys: half of the rows where there are 128 of
-them, half of the columns where there are 64.  DS lies in two places by turns: who has seen that both warpgroups have
-filled one knows that both have read the other.
+Half of dQ is 64 rows by 64 columns, over all 128 keys: up to 64 dims half of a step's 128 rows, above half of the
+columns of its 64.  DS lies in two places by turns: who has seen that both warpgroups have filled one knows that both
+have read the other.  No product is in flight when the loop turns: the compiler lets all of them wait otherwise.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
 @gluon.jit
 @no_type_check
 def reach_of(key, queries, keys, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
-    """The first row that sees each of 64 keys from `key`, and the last."""
+    """The first row that sees each of 64 keys from `key`, and with HAS_LEFT the last."""
     columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     shift = keys - queries
     # No row is as late as the one that sees a key past the end.
