@@ -148,7 +148,11 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
     """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
     rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    see = sees(rows, columns, keys - at, row + shift - at, left, right, HAS_LEFT, HAS_RIGHT)
+    place = row + shift - at
+    end = keys - at
+    if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
+        end = gl.minimum(end, rows + (place + right + 1))
+    see = sees(rows, columns, end, place, left, right, HAS_LEFT, False)
     return gl.where(see, scores, float("-inf"))
 
 
