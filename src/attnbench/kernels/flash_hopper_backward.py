@@ -196,7 +196,7 @@ def in_order(part):
 
 @gluon.jit
 @no_type_check
-def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH: gl.constexpr,
+def step(v, dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH: gl.constexpr,
          HAS_LEFT: gl.constexpr, PARTS: gl.constexpr):
     """One tile of rows, one or two times 64, into dK, dV and the sums of dQ."""
     q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
@@ -213,7 +213,8 @@ def step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, h
     zero = count >> 30
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     k = flat(k_ring[0].index(WHICH + zero))
-    v = flat(v_ring[0].index(WHICH + zero))
+    if PARTS == 1:
+        v = flat(v_ring[0].index(WHICH + zero))
     q = take(q_ring, first)
     scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
     dout = take(dout_ring, first)
@@ -291,11 +292,14 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             take(k_ring, 0)  # half of dQ is of all keys
             take(k_ring, 1)
-            take(v_ring, WHICH)
+            v = take(v_ring, WHICH)
+            if BLOCK_M > ROWS:
+                # There are registers for it, and shared memory is what a step takes longest of.
+                v = v.load(gl.DotOperandLayout(0, SCORES, 2))
             tile = begin
             head = head_kv * members
             for count in range(members * (end - begin)):
-                dk, dv = step(dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH,
+                dk, dv = step(v, dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH,
                               HAS_LEFT, BLOCK_M // ROWS)
                 tile += 1
                 if tile == end:
