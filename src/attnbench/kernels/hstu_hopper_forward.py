@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Dense HSTU attention forward for Hopper: one warp loads, two or three warpgroups of 64 rows each attend.
 
-The sums are those of hstu_dense_forward.  Nothing rescales the output, so no product waits for SiLU but its own:
+The sums are those of hstu_dense_forward.  What differs is who waits for whom:
 
     loader        rows of queries, then tiles of keys and values, each as soon as its place in the ring is free
-    warpgroup     S' = Q K'ᵀ and O += A V are issued together, while the O += A V before may still run; SiLU of S'
-                  is worked out beside the second, and beside the products of the other warpgroups
+    warpgroup     S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is worked out beside the second, and beside
+                  the products of the other warpgroups
 
 Keys go from the last to the first, masked tiles first, so that the longest part of the loop masks nothing.  A
 warpgroup passes over the tiles in front that none of its rows sees.  A job is one tile of 64 rows a
@@ -176,6 +176,8 @@ def step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL
     weights = weigh(scores, half_alpha, row, at, mask, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, MASKED,
                     APPROXIMATE)
     wait_tile(v_ring, count)
+    # Nothing rescales the sums, so this could wait until the next scores are issued; but ptxas (12.8, 12.9) makes every
+    # product wait for the one before where one that reads registers is in flight as the loop turns.
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count - 1)
     return acc, weights
