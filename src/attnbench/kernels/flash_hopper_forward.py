@@ -65,7 +65,7 @@ COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "hea
 @no_type_check
 def job_of(program, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which rows a program's turn is about, and which tiles of keys they see."""
+    """Which rows a tile of queries is, and which tiles of keys they see."""
     cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group = problem
     tile, pair = section_of(program, tiles, pairs, group)
     number = pair // heads
@@ -83,8 +83,8 @@ def job_of(program, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PA
 
 @gluon.jit
 @no_type_check
-def turns_of(problem, PERSISTENT: gl.constexpr):
-    """Which tiles are a program's: first, end and step; one tile where that is known beforehand."""
+def span_of(problem, PERSISTENT: gl.constexpr):
+    """Which tiles of queries are a program's: first, end and step; one where that is known beforehand."""
     first = gl.program_id(0)
     end = first + 1
     step = 1
@@ -102,8 +102,8 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
     q_desc, k_desc, v_desc, rings, problem, repeats = given
     q_rings, k_ring, v_ring = rings
     count = 0
-    turn = 0
-    one, last, step = turns_of(problem, PERSISTENT)
+    done = 0
+    one, last, step = span_of(problem, PERSISTENT)
     for program in range(one, last, step):
         head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
             program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
@@ -112,8 +112,8 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
                 fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
             # After the first keys: there may be no room before the last tile's output has left.
             for which in gl.static_range(GROUPS):
-                fill(q_rings[which], turn, q_desc, query_start, queries, first + which * ROWS, head)
-            turn += 1
+                fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
+            done += 1
             for index in range(end - begin):
                 at = (end - 1 - index) * BLOCK_N
                 if index > 0:
@@ -158,11 +158,33 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 
 @gluon.jit
 @no_type_check
-def leave(q_ring, turn):
-    """Let the queries before the turn-th be followed by others, once the output in their place has left."""
-    if turn > 0:
+def leave(q_ring, done):
+    """Of `done` tiles of queries, let the last be followed by another, once the output in its place has left."""
+    if done > 0:
         tma.store_wait(0)
-        give_back(q_ring, turn - 1)
+        give_back(q_ring, done - 1)
+
+
+@gluon.jit
+@no_type_check
+def send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED: gl.constexpr):
+    """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory."""
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale = given
+    OF_ROWS: gl.constexpr = row_max.type.layout
+    row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
+    empty = row_sum == 0.0  # which NaN is not
+    total = gl.where(empty, 1.0, row_sum)
+    acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc.type.layout))[:, None]
+    flat(place).store(acc.to(out_desc.dtype))
+    fence_async_shared()
+    sync_warps()
+    store_tile(out_desc, place_of(query_start, queries, row, head), place)
+    lse = gl.where(empty, float("-inf"), (row_max * scale + gl.log2(total)) * LN_2)
+    rows = row + gl.arange(0, ROWS, OF_ROWS)
+    starts = gl.cast(batch, gl.int64) * lse_batch + gl.cast(head, gl.int64) * lse_head
+    if PACKED:
+        starts += query_start
+    gl.store(lse_ptr + starts + rows, lse, mask=rows < queries)
 
 
 @gluon.jit
@@ -171,7 +193,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
            BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
            PERSISTENT: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each tile."""
-    out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale = given
+    out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
@@ -182,9 +204,9 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
     left = problem[4]
     right = problem[5]
     count = 0
-    turn = 0
+    done = 0
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    one, last, step = turns_of(problem, PERSISTENT)
+    one, last, step = span_of(problem, PERSISTENT)
     for program in range(one, last, step):
         head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
             program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
@@ -194,7 +216,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
             row_max = gl.full([ROWS], float("-inf"), gl.float32, OF_ROWS)
             sums = sums_of(none)
-            q = take(q_rings[WHICH], turn)
+            q = take(q_rings[WHICH], done)
             if begin < end:
                 wait_tile(k_ring, count)
                 if TURNS:
@@ -203,7 +225,7 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
                 if TURNS:
                     pass_turn(turns, WHICH)
                 if ROOM > 1:
-                    leave(q_rings[WHICH], turn)
+                    leave(q_rings[WHICH], done)
                 scores = warpgroup_mma_wait(0, [scores])
                 give_back(k_ring, count)
                 scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
@@ -242,26 +264,13 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
                 give_back(v_ring, count)
                 count += 1
             elif ROOM > 1:
-                leave(q_rings[WHICH], turn)
-            row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
-            empty = row_sum == 0.0  # which NaN is not
-            total = gl.where(empty, 1.0, row_sum)
-            acc = acc * gl.convert_layout(1.0 / total, OF_OUT)[:, None]
+                leave(q_rings[WHICH], done)
             # The queries have been read: the output leaves from where they were.
-            out = q_rings[WHICH][0].index(turn % ROOM)
-            flat(out).store(acc.to(DTYPE))
-            fence_async_shared()
-            sync_warps()
-            store_tile(out_desc, place_of(query_start, queries, row, head), out)
-            lse = gl.where(empty, float("-inf"), (row_max * scale + gl.log2(total)) * LN_2)
-            rows = row + gl.arange(0, ROWS, OF_ROWS)
-            starts = gl.cast(batch, gl.int64) * lse_batch + gl.cast(head, gl.int64) * lse_head
-            if PACKED:
-                starts += query_start
-            gl.store(lse_ptr + starts + rows, lse, mask=rows < queries)
-            turn += 1
+            place = q_rings[WHICH][0].index(done % ROOM)
+            send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED)
+            done += 1
             if PERSISTENT and ROOM == 1:
-                leave(q_rings[WHICH], turn)
+                leave(q_rings[WHICH], done)
     tma.store_wait(0)
 
 
