@@ -86,13 +86,20 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
 @gluon.jit
 @no_type_check
 def part_of(downs, slot, zero, k_ring, WHICH: gl.constexpr):
-    """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys."""
+    """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys: [columns, 64 queries].
+
+    Threads that hold numbers of one column and several queries meet in no bank of shared memory when they store them.
+    A product has 64 rows, so fewer columns than that come as [64 queries, columns].
+    """
     HALF: gl.constexpr = k_ring[0].shape[5] // 2
     part = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
     for of in gl.static_range(2):
-        down = downs.index(slot).slice(of * ROWS, ROWS, 0).permute([1, 0])
+        down = downs.index(slot).slice(of * ROWS, ROWS, 0)
         k = flat(k_ring[0].index(of + zero)).slice(WHICH * HALF, HALF, 1)
-        part = warpgroup_mma(down, k, part, use_acc=of > 0, is_async=True)
+        if HALF == ROWS:
+            part = warpgroup_mma(k.permute([1, 0]), down, part, use_acc=of > 0, is_async=True)
+        else:
+            part = warpgroup_mma(down.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
     return part
 
 
@@ -102,7 +109,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
          HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
     """One tile of queries."""
     q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
-    (head, query_start, keys, first_query, prefix, seen, window, key, front, begin, whole, split,
+    (head, query_start, keys, first_query, prefix, seen, window, start, front, begin, whole, split,
      half_alpha, hidden) = job
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
@@ -111,7 +118,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     tile = step_of(count, front, begin, HAS_PREFIX)
     slot = count & 1
-    # Where keys and values lie would be held in registers, of which there are none left.
+    # Where keys and values lie, and what they are, would be held in registers, of which there are none left.
     zero = count >> 30
     k = flat(k_ring[0].index(WHICH + zero))
     v = flat(v_ring[0].index(WHICH + zero))
@@ -121,8 +128,8 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, key, first_query + tile * ROWS, prefix, seen, window, CAUSAL, HAS_PREFIX,
-                      HAS_TARGETS, HAS_WINDOW)
+        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, first_query + tile * ROWS, prefix, seen, window,
+                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
     above = warpgroup_mma_wait(1, [above])
@@ -130,14 +137,17 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     downs.index(slot).slice(WHICH * ROWS, ROWS, 0).store(down)
     fence_async_shared()
     mbarrier.arrive(filled.index(slot))
-    mbarrier.wait(filled.index(slot), count // 2 & 1)
+    mbarrier.wait(filled.index(slot), count >> 1 & 1)
     part = part_of(downs, slot, zero, k_ring, WHICH)
     dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
     # What was added last has been read, which the barrier of giving back tells all warps.
     tma.store_wait(0)
     give_back(dout_ring, count)
-    flat(staging.index(WHICH)).store(part)
+    mine = flat(staging.index(WHICH))
+    if HALF == ROWS:
+        mine = mine.permute([1, 0])
+    mine.store(part)
     fence_async_shared()
     sync_warps()
     add_tile(dq_desc, place_of(query_start, keys - first_query, tile * ROWS, head, WHICH * HALF), staging.index(WHICH))
@@ -159,12 +169,11 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
      end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, KEYS)
     if start < keys:
-        key = start + WHICH * ROWS
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16]))
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16]))
         steps = front + end - begin
         if steps > 0:
-            job = (head, query_start, keys, first_query, prefix, seen, problem[4], key, front, begin, whole, split,
+            job = (head, query_start, keys, first_query, prefix, seen, problem[4], start, front, begin, whole, split,
                    half_alpha, hidden)
             tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             for of in gl.static_range(2):
@@ -176,6 +185,7 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
             # Who has come here has read the keys for the last time.
             mbarrier.arrive(done)
             mbarrier.wait(done, 0)
+        key = start + WHICH * ROWS
         # Gradients leave from where keys and values were.
         flat(v_ring[0].index(WHICH)).store((dv * dv_scale).to(dv_desc.dtype))
         flat(k_ring[0].index(WHICH)).store((dk * (half_alpha * dv_scale)).to(dk_desc.dtype))

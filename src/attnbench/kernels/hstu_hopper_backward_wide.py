@@ -100,8 +100,8 @@ def hand_over(share, tile, filled, phase, WHICH: gl.constexpr):
 @gluon.jit
 @no_type_check
 def send(piece, staging, dq_desc, query_start, queries, at, head, column):
-    """Add columns of dQ to memory; what was sent before has been read, and all warps know."""
-    flat(staging).store(piece)
+    """Add columns of dQ, [columns, 64 queries], to memory; what was sent before has been read, and all warps know."""
+    flat(staging).permute([1, 0]).store(piece)
     fence_async_shared()
     sync_warps()
     add_tile(dq_desc, place_of(query_start, queries, at, head, column), staging)
@@ -134,10 +134,11 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     dv = warpgroup_mma(weighted.index(slot), tile_of(dout_ring, 2 * count + WHICH), dv, is_async=True)
     above = warpgroup_mma_wait(1, [above])
     hand_over((above * slope).to(DTYPE), downs.index(slot), filled.index(2 * slot + 1), phase, WHICH)
+    # Columns by queries, so that no threads meet in a bank of shared memory when they store them.
     down = downs.index(slot)
     k = flat(k_ring[0].index(WHICH + zero))
     none = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
-    piece = warpgroup_mma(down.permute([1, 0]), k.slice(0, PIECE, 1), none, use_acc=False, is_async=True)
+    piece = warpgroup_mma(k.slice(0, PIECE, 1).permute([1, 0]), down, none, use_acc=False, is_async=True)
     dk = warpgroup_mma(down, tile_of(q_ring, 2 * count + WHICH), dk, is_async=True)
     piece, dv = warpgroup_mma_wait(1, [piece, dv])
     tma.store_wait(0)
@@ -146,7 +147,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     mine = staging.index(WHICH)
     send(piece, mine, dq_desc, query_start, keys - first_query, tile * ROWS, head, WHICH * HALF)
     if HALF > PIECE:
-        later = warpgroup_mma(down.permute([1, 0]), k.slice(PIECE, PIECE, 1), none, use_acc=False, is_async=True)
+        later = warpgroup_mma(k.slice(PIECE, PIECE, 1).permute([1, 0]), down, none, use_acc=False, is_async=True)
         dk, later = warpgroup_mma_wait(0, [dk, later])
         tma.store_wait(0)
         sync_warps()
