@@ -109,8 +109,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
          HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
     """One tile of queries."""
     q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
-    (head, query_start, keys, first_query, prefix, seen, window, start, front, begin, whole, split,
-     half_alpha, hidden) = job
+    head, query_start, queries, prefix, seen, window, start, front, begin, whole, split, half_alpha, hidden = job
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
@@ -128,8 +127,8 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, first_query + tile * ROWS, prefix, seen, window,
-                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, tile * ROWS, prefix, seen, window, CAUSAL,
+                      HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
     above = warpgroup_mma_wait(1, [above])
@@ -150,7 +149,7 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     mine.store(part)
     fence_async_shared()
     sync_warps()
-    add_tile(dq_desc, place_of(query_start, keys - first_query, tile * ROWS, head, WHICH * HALF), staging.index(WHICH))
+    add_tile(dq_desc, place_of(query_start, queries, tile * ROWS, head, WHICH * HALF), staging.index(WHICH))
     dk = warpgroup_mma_wait(0, [dk])
     give_back(q_ring, count)
     return dk, dv
@@ -173,8 +172,9 @@ def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16]))
         steps = front + end - begin
         if steps > 0:
-            job = (head, query_start, keys, first_query, prefix, seen, problem[4], start, front, begin, whole, split,
-                   half_alpha, hidden)
+            # Positions count from the first query.
+            job = (head, query_start, keys - first_query, prefix - first_query, seen - first_query, problem[4],
+                   start - first_query, front, begin, whole, split, half_alpha, hidden)
             tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
             for of in gl.static_range(2):
                 take(k_ring, of)
