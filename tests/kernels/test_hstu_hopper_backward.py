@@ -22,7 +22,7 @@ from .test_hstu_dense import case_of, problem_of
 
 WS = hstu_dense.ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, order="ws", silu="exp")
 CASES = {
-    "one-of-each-length": {"batch": 4, "seqlen": 129, "lengths": "0:1:127:129", "nheads": 2},
+    "one-of-each-length": {"batch": 4, "seqlen": 129, "lengths": "0:1:63:129", "nheads": 2},
     "many-tiles": {"batch": 1, "seqlen": 400, "attn_dim": 128, "linear_dim": 128},
     "not-causal": {"seqlen": 200, "lengths": "200:65", "causal": False},
     "prefix": {"seqlen": 260, "lengths": "260:9", "contextual_len": 100},
@@ -42,6 +42,15 @@ CASES = {
     "wide-keys": {"batch": 1, "seqlen": 140, "attn_dim": 128, "linear_dim": 32},
     "factors": {"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7},
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiles are small: with other processes about, torch's threads wait for one another most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make(name="", seed=3, **values):
@@ -80,19 +89,19 @@ def test_right_for_every_mask(name):
 
 @pytest.mark.parametrize(("name", "attn_dim", "linear_dim"), [
     ("one-of-each-length", 256, 256), ("window-prefix-targets", 136, 256), ("cached-all", 256, 96),
-    ("targets-not-causal", 32, 160)])
+    ("targets-not-causal", 32, 160), ("window", 136, 32)])
 def test_right_over_128_dims(name, attn_dim, linear_dim):
     case, inputs = make(name, attn_dim=attn_dim, linear_dim=linear_dim)
     held(case, inputs, gradients(case, inputs, seed=attn_dim + linear_dim, block_n=64))
 
 
-@pytest.mark.parametrize("name", ["window-prefix-targets", "cached", "many-tiles"])
+@pytest.mark.parametrize("name", ["window-prefix-targets", "cached"])
 def test_right_in_half_precision(name):
     case, inputs = make(name, seed=4, dtype="fp16")
     held(case, inputs, gradients(case, inputs))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_right_in_whatever_order_the_warps_get_on(seed):
     case, inputs = make(seed=5, batch=1, seqlen=260, nheads=2, contextual_len=3, num_targets="30", attn_dim=128,
                         linear_dim=32)
