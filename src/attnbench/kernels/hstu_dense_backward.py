@@ -7,7 +7,8 @@ A column program takes a tile of keys through the rows that see them, dK and dV 
 tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
 programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
 programs, which add its parts up in fp32 by atomics (five products, the order of sums differs each time;
-workspace 4 D bytes a query and head, and two passes over it).
+workspace 4 D bytes a query and head, and two passes over it).  The latter has a form of its own for Hopper, in
+hstu_hopper_backward.
 """
 
 from __future__ import annotations
