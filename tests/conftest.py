@@ -10,6 +10,8 @@ import pytest
 
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+# Tensors are small and processes many: torch's threads would wait for one another most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The runs of tests are none of the user's history.
 os.environ.pop("ATTNBENCH_HISTORY", None)
 

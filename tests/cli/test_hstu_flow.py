@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 def attnbench_in(folder, *words):
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([sys.executable, "-m", "attnbench", *words], capture_output=True, text=True, cwd=folder,
                           env=environment, timeout=150, check=False)
 

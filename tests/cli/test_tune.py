@@ -21,7 +21,6 @@ SHAPE = "--device cpu --batch 1 --seqlen 15 --nheads 1 --headdim 8 --causal"
 def tune(attnbench, monkeypatch):
     """The command in a folder with the backend of tests/fakes/tunable.py and its timer."""
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "tunable_timer.py"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(str(FAKES))
     for name in ("tunable.py", "misbehaving.py"):
         shutil.copy(FAKES / name, name)

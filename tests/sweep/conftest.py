@@ -15,9 +15,3 @@ def log(tmp_path, monkeypatch):
     path.touch()
     monkeypatch.setenv("ATTNBENCH_TEST_LOG", str(path))
     return path
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Workers that leave each other the cores: threads that spin for the next task would be most of the time."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")

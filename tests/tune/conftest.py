@@ -10,12 +10,6 @@ from fake_card import nvml  # noqa: F401  (a fixture of this folder)
 FAKES = Path(__file__).parents[1] / "fakes"
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Workers that leave each other the cores."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.fixture
 def log(tmp_path, monkeypatch):
     """What the backend of tunable.py was called as, one line a session."""
