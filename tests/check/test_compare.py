@@ -37,6 +37,15 @@ def test_twice_the_plain_error_is_the_line(dtype):
     assert compare({"out": right + 4 * error * direction}, truth, Budget(factor=4)).ok
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_wrong(value):
+    right, _, truth = truth_with_error(1.0)
+    found = right.clone()
+    found[0, -1] = value
+    result = compare({"out": found}, truth, Budget())
+    assert (result.ok, result.faults) == (False, {"out": "out: wrong values: not all are finite"})
+
+
 def test_a_gradient_may_be_four_times_off():
     right, direction, truth = truth_with_error(1.0)
     truth = make_truth({"dq": right}, {"dq": right + direction}, torch.float16)

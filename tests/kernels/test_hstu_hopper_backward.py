@@ -44,15 +44,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiles are small: with other processes about, torch's threads wait for one another most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(name="", seed=3, **values):
     """A case in 16 bits of 64 dims, and its inputs."""
     case = case_of(**{"dtype": "bf16", "attn_dim": 64, "linear_dim": 64} | CASES.get(name, {}) | values)

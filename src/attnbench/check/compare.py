@@ -131,7 +131,7 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
     """Hold outputs against the truth.
 
     Args:
-        found: the drawn part of the outputs, finite, with every name of the truth.
+        found: the drawn part of the outputs, with every name of the truth.
         truth: of the same inputs.
         budget: of the backend.
     """
@@ -142,6 +142,9 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
             continue
         accepted = limits(name, truth, budget)
         off = measure(found[name], right, limit=accepted.element, floor=truth.floor[name])
+        if not math.isfinite(off.rmse):
+            faults[name] = f"{name}: wrong values: not all are finite"
+            continue
         fault = _fault(name, off, accepted, tuple(right.shape))
         if fault:
             faults[name] = fault
