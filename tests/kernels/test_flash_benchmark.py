@@ -69,6 +69,7 @@ def test_of_several_of_ours_each_has_a_line_and_the_best_counts(benchmark):
     ours = ["us", "us[m1]", "us[m2]", "us[b1]"]
     assert benchmark.of_mode(ours, "fwd") == ["us", "us[m1]", "us[m2]"]
     assert benchmark.of_mode(ours, "bwd") == ["us", "us[b1]"]
+    assert {form[0] for form in benchmark.FORMS} == {"m", "b"}
     skipped = record("us[m2]", 1.0, reason="config=m2 is not valid")
     skipped.status = Status.SKIPPED
     records = [record("us", 1.0), record("us[m1]", 0.8), skipped, record("sdpa-cudnn", 0.9)]
@@ -79,12 +80,19 @@ def test_of_several_of_ours_each_has_a_line_and_the_best_counts(benchmark):
 
 
 def test_every_form_is_valid_for_some_shape_of_the_suite_and_every_head_size_has_one(benchmark):
+    from attnbench.kernels.flash_backward_configs import parse_backward, why_not
     from attnbench.kernels.flash_configs import Shape, fault, parse
 
-    fits = {form: {dim for dim in (64, 128, 256) if fault(parse(form), Shape(dim=dim, dim_v=dim)) is None}
-            for form in benchmark.FORMS}
-    assert all(fits.values())
-    assert set.union(*fits.values()) == {64, 128, 256}
+    def fits(form, dim):
+        if form.startswith("b"):
+            return why_not(parse_backward(form), (9, 0), 2, dim, dim) is None
+        return fault(parse(form), Shape(dim=dim, dim_v=dim)) is None
+
+    dims = {form: {dim for dim in (64, 128, 256) if fits(form, dim)} for form in benchmark.FORMS}
+    assert all(dims.values())
+    assert set.union(*(found for form, found in dims.items() if form.startswith("m"))) == {64, 128, 256}
+    # Over 128 dims the backward is the portable kernel's.
+    assert set.union(*(found for form, found in dims.items() if form.startswith("b"))) == {64, 128}
 
 
 def test_it_runs_and_writes_a_run_file(benchmark, tmp_path, capsys, monkeypatch):
