@@ -18,6 +18,7 @@ and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/ho
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, no_type_check
 
 import torch
@@ -154,10 +155,11 @@ def pass_turn(turns, WHICH: gl.constexpr):
     mbarrier.arrive(turns.index((WHICH + 1) % turns.shape[0]))
 
 
-def tile_layout(x: Tensor, rows: int, columns: int) -> Any:
+@cache  # Triton takes 5 µs for one, and a call has four to eight.
+def tile_layout(dtype: torch.dtype, rows: int, columns: int) -> Any:
     """How a tile [1, 1, rows, 1, columns] lies in shared memory: swizzled by up to 128 bytes, as products read it."""
-    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[x.dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], dtype)
+    names = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], names[dtype])
 
 
 def is_rows(x: Tensor) -> bool:
@@ -184,4 +186,4 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
 
     far, (stride, head_stride) = 0x7FFF0000, x.stride()[-3:-1]
     return TensorDescriptor(x, [far, far, END.value, *x.shape[-2:]], [2**34 - stride, stride, stride, head_stride, 1],
-                            [1, 1, rows, 1, columns], tile_layout(x, rows, columns))
+                            [1, 1, rows, 1, columns], tile_layout(x.dtype, rows, columns))
