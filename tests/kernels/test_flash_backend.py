@@ -12,6 +12,7 @@ from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.cli import main
 from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError
+from attnbench.kernels.flash_configs import parse
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
@@ -124,7 +125,47 @@ def test_a_configuration_is_of_the_forward_or_the_backward_or_both():
         resolve("flash-triton[b64x64w4s2-atomic]", case_of())
 
 
+def test_a_full_form_names_the_same_as_the_short_one():
+    case = case_of(mode="fwd-bwd", headdim=128, seqlen=4096, dtype="bf16")
+    backend = all_backends()["flash-triton"]
+    for short in ("m128n128w8s2-tma-pp-persistent", "m64n64w4s2-fused-mix"):
+        full = parse(short).full
+        assert split(full) == (full, None)
+        assert backend.config_of(full, case).values == backend.config_of(short, case).values
+        assert split(f"{full}+b64x128w8s2-atomic-tma-ws") == (full, "b64x128w8s2-atomic-tma-ws")
+        resolve(f"flash-triton[{full}+b64x128w8s2-atomic-tma-ws]", case).check(case, HOPPER)
+
+
+@pytest.mark.parametrize("short", [
+    "b64x64w4s2-atomic+b64x64w4s2-atomic", "m64n64w4s2+m64n64w4s2", "m64n64w4s2+", "+"])
+def test_more_than_a_forward_and_a_backward_is_refused(short):
+    with pytest.raises(UsageError, match=r"joins more than one of each; m…, b… or m…\+b…$"):
+        resolve(f"flash-triton[{short}]", case_of(mode="bwd"))
+
+
+@pytest.mark.parametrize(("values", "short", "near"), [
+    ({"headdim": 64}, "b64x128w8s2-atomic-tma-ws", "b128x128w8s2-atomic-tma-ws"),
+    ({"headdim": 128}, "b128x128w8s3-atomic-tma-ws", "b64x128w8s3-atomic-tma-ws"),
+    ({"headdim": 128}, "b64x128w8s2-atomic-tma-wss", "b64x128w8s2-atomic-tma-ws"),
+    ({"headdim": 128}, "b64x128w8s2-atomic-tma-ahead1", "b64x128w8s2-atomic-tma-ahead"),
+    ({"headdim": 256}, "b64x64w8s2-r128x32w8s2-tma-wss", "b64x64w8s2-r128x32w8s2-tma"),
+])
+def test_of_a_backward_too_the_nearest_valid_one_is_near(values, short, near):
+    case = case_of(mode="bwd", seqlen=4096, dtype="bf16", **values)
+    with pytest.raises(UsageError, match=rf"config={short} is not .*; the nearest valid one is {near}$"):
+        resolve(f"flash-triton[{short}]", case)
+    resolve(f"flash-triton[{near}]", case).check(case, HOPPER)
+
+
+def test_where_no_tile_is_as_short_as_the_rows_there_is_no_nearest_one():
+    with pytest.raises(UsageError, match=r"length: it has tiles m128 for 1 rows; at most m16$"):
+        resolve("flash-triton[m128n128w8s2-tma-ws]", case_of(seqlen=1, headdim=128, dtype="bf16"))
+
+
 @pytest.mark.parametrize(("short", "said"), [
+    ("m128n128w8s2-ws-tma", "is not how it is spelled; m128n128w8s2-tma-ws; the nearest valid one is "
+                            "m128n128w8s2-tma-ws$"),
+    ("m128n128w8s2-tma-ahead1", "has the word ahead1; .*; the nearest valid one is m128n128w8s2-tma-ahead$"),
     ("m128n128w8s4-tma", "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
                          "the nearest valid one is m128n128w8s3-tma$"),
     ("m128n128w8s2-tma-ahed", "has the word ahed; one of tma, .*the nearest valid one is m128n128w8s2-tma-ahead$"),

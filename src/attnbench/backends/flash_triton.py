@@ -1,11 +1,13 @@
 """``flash-triton``: our FlashAttention.
 
-A configuration is the forward's (``m128n128w8s3-tma-ahead``), the backward's (``b64x128w8s2-atomic``) or both
-(``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with an ``r…`` cut is deterministic.
+A configuration is the forward's (``m128n128w8s3-tma-ahead``, or every field of it by name), the backward's
+(``b64x128w8s2-atomic``) or both (``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with an ``r…`` cut
+is deterministic.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 HOPPER = (9, 0)
 "Whose space is shown where no card is known."
+_BACKWARD = re.compile(r"b\d")
+"How a backward's word begins; a full form of the forward begins with block_m."
 
 
 class FlashTriton(DenseBackend):
@@ -81,6 +85,8 @@ class FlashTriton(DenseBackend):
 
         values: dict[str, Any] = {}
         forward, backward = split(short)
+        if forward is not None and ("+" in forward or _BACKWARD.match(forward)):
+            raise self._refusal(short, "joins more than one of each; m…, b… or m…+b…", "")
         if forward is not None:
             shape = _shape(case, capability)
             try:
@@ -97,18 +103,18 @@ class FlashTriton(DenseBackend):
         return Config(short, values)
 
     def _read_backward(self, short: str, case: Any, capability: tuple[int, int]) -> dict[str, Any]:
-        from attnbench.kernels.flash_backward_configs import backward_config, parse_backward, why_not
+        from attnbench.kernels.flash_backward_configs import nearest_backward, parse_backward, why_not
 
-        default = backward_config(capability, _item_bytes(case), max(case.headdim, case.headdim_v)).short
+        shape = (capability, _item_bytes(case), case.headdim, case.headdim_v)
         if not case.has_backward:
             raise self._refusal(short, f"is of the backward, which mode={case.mode} has not; m… of the forward", "")
         try:
             config = parse_backward(short)
         except ValueError as why:
-            raise self._refusal(short, f"is not known; {why}", default) from None
-        wrong = why_not(config, capability, _item_bytes(case), case.headdim, case.headdim_v)
+            raise self._refusal(short, f"is not known; {why}", nearest_backward(short, *shape)) from None
+        wrong = why_not(config, *shape)
         if wrong is not None:
-            raise self._refusal(short, f"is not valid: {wrong}", default)
+            raise self._refusal(short, f"is not valid, {wrong}", nearest_backward(short, *shape))
         return {"deterministic": config.deterministic}
 
     def _refusal(self, short: str, wrong: str, near: str) -> UsageError:
@@ -122,10 +128,10 @@ class FlashTriton(DenseBackend):
         yield _Session(case, inputs, "" if self.config is None else self.config.short).launch()
 
 
-def split(short: str) -> tuple[str | None, str | None]:
-    """Forward and backward of a configuration's short form."""
-    parts = short.split("+")
-    backward = next((part for part in parts if part.startswith("b") and "x" in part), None)
+def split(text: str) -> tuple[str | None, str | None]:
+    """Forward and backward of a configuration: ``m…``, ``b…``, or both joined; a full form is the forward's."""
+    parts = text.split("+")
+    backward = next((part for part in parts if _BACKWARD.match(part)), None)
     forward = "+".join(part for part in parts if part is not backward)
     return forward or None, backward
 

@@ -9,6 +9,7 @@ The defaults are data, in ``flash_backward.toml`` beside this file: the first ro
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BackwardConfig", "Cut", "backward_config", "backward_space", "parse_backward", "tuned_backward", "why_not"]
+__all__ = ["BackwardConfig", "Cut", "backward_config", "backward_space", "nearest_backward", "parse_backward",
+           "tuned_backward", "why_not"]
 
 ORDERS = ("early", "late", "ahead", "ws")
 LOADS = ("pointer", "tma")
@@ -242,6 +244,15 @@ def backward_space(
     for config in dict.fromkeys([default, *found]):
         if config == default or why_not(config, capability, item_bytes, dim, dim_v) is None:
             yield config
+
+
+def nearest_backward(text: str, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str:
+    """The valid word most like a text, one with its order if there is any; arguments as in `why_not`."""
+    there = [config.short for deterministic in (False, True)
+             for config in backward_space(capability, item_bytes, dim, dim_v, deterministic=deterministic)]
+    order = next((order for order in reversed(ORDERS) if order in text.split("-")), None)
+    like = [short for short in there if order in short.split("-")]
+    return difflib.get_close_matches(text, like or there, n=1, cutoff=0.0)[0]
 
 
 def backward_config(

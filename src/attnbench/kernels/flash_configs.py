@@ -116,10 +116,18 @@ def parse(text: str) -> ForwardConfig:
     Raises:
         ValueError: it is neither; the message says what is wrong and what is accepted.
     """
-    return _parse_full(text) if "=" in text else _parse_short(text)
+    config = _read(text)
+    if "=" not in text and config.short != text:
+        raise ValueError(f"is not how it is spelled; {config.short}")
+    return config
 
 
-def _parse_short(text: str) -> ForwardConfig:
+def _read(text: str) -> ForwardConfig:
+    """Read either form, the short one in any order of its words."""
+    return _read_full(text) if "=" in text else _read_short(text)
+
+
+def _read_short(text: str) -> ForwardConfig:
     match = _SHORT.fullmatch(text)
     if match is None:
         raise ValueError("is not a short form; such as m128n128w8s3-tma-ahead")
@@ -139,13 +147,10 @@ def _parse_short(text: str) -> ForwardConfig:
         if name in values:
             raise ValueError(f"says {name} twice; each once")
         values[name] = value
-    config = ForwardConfig(**values)
-    if config.short != text:
-        raise ValueError(f"is not how it is spelled; {config.short}")
-    return config
+    return ForwardConfig(**values)
 
 
-def _parse_full(text: str) -> ForwardConfig:
+def _read_full(text: str) -> ForwardConfig:
     names = [field.name for field in fields(ForwardConfig)]
     values: dict[str, Any] = {}
     for part in text.split():
@@ -352,12 +357,18 @@ def space(shape: Shape) -> list[ForwardConfig]:
 
 
 def nearest(text: str, shape: Shape) -> str:
-    """The valid short form with the most in common with a text, or with what it says if it can be read."""
+    """The valid short form with the most in common with a text, or with what it says if it can be read.
+
+    Empty where a shape has no configuration, such as of fewer rows than the smallest tile.
+    """
+    there = space(shape)
     try:
-        wanted = parse(text)
+        wanted = _read(text)
     except ValueError:
-        return next(iter(difflib.get_close_matches(text, [one.short for one in space(shape)], n=1, cutoff=0.0)), "")
-    return min(space(shape), key=lambda config: _distance(config, wanted)).short
+        return next(iter(difflib.get_close_matches(text, [one.short for one in there], n=1, cutoff=0.0)), "")
+    if fault(wanted, shape) is None:
+        return wanted.short
+    return min(there, key=lambda config: _distance(config, wanted)).short if there else ""
 
 
 def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
