@@ -36,6 +36,14 @@ def test_what_is_no_such_word_is_refused(text):
         parse_backward(text)
 
 
+@pytest.mark.parametrize(("name", "word", "known"), [
+    ("order", "wss", "early, late, ahead, ws"), ("loads", "tmaa", "pointer, tma"), ("mask", "fuse", "apart, fused"),
+    ("add", "first", "last, beside"), ("precision", "fp32", "ieee, tf32x3, tf32")])
+def test_a_word_that_is_not_known_is_no_other_path(name, word, known):
+    with pytest.raises(ValueError, match=f"^{name}={word} is not known; one of {known}$"):
+        BackwardConfig(columns=Cut(64, 128, 8, 2), **{name: word})
+
+
 GOOD = parse_backward("b64x128w8s3-atomic-tma-fused")
 
 

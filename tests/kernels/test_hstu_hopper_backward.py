@@ -160,6 +160,19 @@ def test_what_it_cannot_run_is_refused_in_one_line(values, cut, said):
     assert "\n" not in str(caught.value)
 
 
+def test_no_other_kernel_runs_in_its_place():
+    with pytest.raises(ValueError, match=r"^order=wss is not known; one of plain, ws$"):
+        replace(WS, order="wss")
+    x = torch.zeros(40, 1, 16, dtype=torch.bfloat16)
+    given = hstu_dense.Problem(
+        offsets=torch.tensor([0, 40]), offsets_q=None, num_targets=None, max_seqlen=40, max_seqlen_q=40, alpha=1.0,
+        scaling_seqlen=40, causal=True, contextual_len=0, max_attn_len=None)
+    rows = hstu_dense.RowConfig(block_m=32, block_n=32, warps=4, stages=1)
+    config = hstu_dense.BackwardConfig(columns=replace(WS, atomic=False), rows=rows)
+    with pytest.raises(ValueError, match=r"columns\.order=ws adds up dQ by atomics; atomic=True, or another order$"):
+        hstu_dense.launch_backward(x, x, x, x, x, x, x, given, config, None)
+
+
 def test_a_tensor_out_of_line_is_refused():
     case, inputs = make(seqlen=40)
     off = torch.cat([inputs.k[:, :, :1], inputs.k], dim=2)[:, :, 1:]

@@ -158,6 +158,12 @@ def test_a_word_that_is_not_known_is_no_other_path(name, word):
         ForwardConfig(**TWO | {name: word})
 
 
+@pytest.mark.parametrize("grid", ["few", "persistent"])
+def test_a_grid_that_the_portable_kernel_has_not_is_not_passed_over(grid):
+    with pytest.raises(ValueError, match=rf"^grid={grid} is not of order=ahead; tiles, or order=ws or pp$"):
+        ForwardConfig(**TWO | {"order": "ahead", "grid": grid})
+
+
 def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     case = case_of(batch=1, seqlen=40, attn_dim=20, linear_dim=20)
     inputs = make_inputs(case, seed=1, kind="normal", device="cpu")

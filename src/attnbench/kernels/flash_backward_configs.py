@@ -76,6 +76,12 @@ class BackwardConfig:
     precision: str = "ieee"
     "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
 
+    def __post_init__(self) -> None:
+        for name, accepted in (("loads", LOADS), ("order", ORDERS), ("mask", MASKS), ("add", ADDS),
+                               ("precision", PRECISIONS)):
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(accepted)}")
+
     @property
     def deterministic(self) -> bool:
         """Whether every sum has one order."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma
+from attnbench.kernels.hstu_dense_problem import block_of, blocks_of, descriptor, group_of, takes_tma, wrong
 from attnbench.kernels.hstu_dense_tiles import (
     COUNTS,
     load_whole,
@@ -251,6 +251,8 @@ def launch_backward(
             _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
         _round(workspace, dq, problem)
         return
+    if config.columns.hopper:
+        raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
     assert config.rows is not None
     _columns(q, k, v, dout, dq, dk, dv, problem, config.columns)
     _rows(q, k, v, dout, dq, problem, config.rows)

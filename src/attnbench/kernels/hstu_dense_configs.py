@@ -60,9 +60,9 @@ class ForwardConfig(_Tiles):
     program an SM takes every so many-th, which long and short sequences share out unevenly"""
 
     def __post_init__(self) -> None:
-        for name, accepted in (("order", ("plain", "ahead", "ws", "pp")), ("grid", ("tiles", "few", "persistent"))):
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(accepted)}")
+        _known(self, order=("plain", "ahead", "ws", "pp"), grid=("tiles", "few", "persistent"))
+        if self.grid != "tiles" and not self.hopper:
+            raise ValueError(f"grid={self.grid} is not of order={self.order}; tiles, or order=ws or pp")
 
     @property
     def hopper(self) -> bool:
@@ -115,6 +115,9 @@ class ColumnConfig(_Tiles):
     split: bool = False
     "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
 
+    def __post_init__(self) -> None:
+        _known(self, order=("plain", "ws"))
+
     @property
     def hopper(self) -> bool:
         """Whether this is a cut of the kernel in hstu_hopper_backward, whose warps have jobs of their own."""
@@ -138,6 +141,12 @@ class BackwardConfig:
     def deterministic(self) -> bool:
         """Whether every sum has one order."""
         return not self.columns.atomic
+
+
+def _known(config: _Tiles, **accepted: tuple[str, ...]) -> None:
+    for name, words in accepted.items():
+        if getattr(config, name) not in words:
+            raise ValueError(f"{name}={getattr(config, name)} is not known; one of {', '.join(words)}")
 
 
 _Cut = TypeVar("_Cut", bound=_Tiles)
