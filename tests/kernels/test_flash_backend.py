@@ -105,6 +105,45 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
         problem_of(**given)
 
 
+@pytest.mark.parametrize(("given", "said"), [
+    ({"forward": "m128n128w8s2-tma-wss"}, r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws"),
+    ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
+    ({"backward": "b64x128w8s2"}, r"backward=b64x128w8s2 is not known; bMxNwWsS-atomic or "),
+    ({"backward": "b64x64w4s2-atomic", "deterministic": True},
+     r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; a cut with r…, or None"),
+    ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),
+    ({"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"}, r"q\.device=cpu has no compiled"),
+])
+def test_the_public_function_takes_cuts_by_their_word_and_refuses_in_one_line(given, said):
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=f"^flash_attention: {said}") as caught:
+        kernels.flash_attention(x, x, x, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_by_its_word_is_the_same_as_by_its_fields():
+    pytest.importorskip("triton")
+    with interpreted("attnbench.kernels.flash") as (kernels,):
+        x = torch.randn(1, 40, 1, 16, requires_grad=True)
+        words = {"forward": "m16n16w4s1", "backward": "b16x16w4s1-r16x16w4s1"}
+        fields = {"forward": kernels.parse(words["forward"]), "backward": kernels.parse_backward(words["backward"])}
+        outs = [kernels.flash_attention(x, x, x, causal=True, deterministic=True, **given)[0]
+                for given in (words, fields)]
+        grads = [torch.autograd.grad(out.sum(), x)[0] for out in outs]
+        assert torch.equal(*outs)
+        assert torch.equal(*grads)
+
+
+def test_cuts_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
+    monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
+    with pytest.raises(ValueError, match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
+                                         r"for sm_90, not sm_100; ahead$"):
+        kernels.flash_attention(x, x, x, forward="m128n128w8s2-tma-ws")
+
+
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
 def test_every_configuration_is_read_back_and_runs_on_the_card_it_is_for(mode):
     case = case_of(mode=mode, headdim=128, seqlen=4096, causal=True, dtype="bf16")

@@ -209,3 +209,24 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
     said = rf"flash_attention: {name}\.stride=\(350, 35, 35, 1\) does not fit order=ws; ."
     with pytest.raises(ValueError, match=said):
         run(case, bad, NARROW, 0, *forward(case, inputs))
+
+
+@pytest.mark.parametrize(("values", "short", "said"), [
+    ({"headdim": 64}, WIDE, "ws: 64x128w8s2 at 64 dims; 128x128w8s2 or s3"),
+    ({"headdim": 192}, WIDE, "ws: 2-byte elements of 192 and 192 dims; 2 bytes, multiples of 8 up to 128"),
+    ({"headdim": 64, "dtype": "fp32"}, NARROW, "ws: 4-byte elements of 64 and 64 dims; 2 bytes"),
+])
+def test_what_the_rules_of_the_space_refuse_the_launcher_refuses_too(values, short, said):
+    case = case_of(seqlen=10, **values)
+    inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
+    with pytest.raises(ValueError, match=f"^flash_attention: backward={short} is not valid, {said}"):
+        run(case, inputs, short, 0, *forward(case, inputs))
+
+
+def test_another_card_is_refused(monkeypatch):
+    case = case_of(seqlen=10)
+    inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
+    known = forward(case, inputs)
+    monkeypatch.setattr(flash_backward, "capability_of", lambda x: (10, 0))
+    with pytest.raises(ValueError, match=f"backward={NARROW} is not valid, ws: sm_100 has no warpgroup prod"):
+        run(case, inputs, NARROW, 0, *known)

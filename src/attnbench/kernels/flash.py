@@ -12,20 +12,26 @@ of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any stri
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash_backward import launch_backward, workspace_of
-from attnbench.kernels.flash_backward_configs import BackwardConfig, backward_config
-from attnbench.kernels.flash_configs import ForwardConfig, forward_config
-from attnbench.kernels.flash_forward import launch_forward
-from attnbench.kernels.flash_problem import Problem, check_values, lse_shape, problem_of
+from attnbench.kernels.flash_backward_configs import BackwardConfig, backward_config, parse_backward
+from attnbench.kernels.flash_configs import HOPPER, ForwardConfig, Shape, forward_config, hopper_fault, parse
+from attnbench.kernels.flash_forward import flash_forward, launch_forward
+from attnbench.kernels.flash_problem import Problem, capability_of, check_device, check_values, lse_shape, problem_of
 
 __all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
-           "flash_attention", "launch_backward", "launch_forward", "lse_shape", "problem_of", "workspace_of"]
+           "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",
+           "workspace_of"]
+
+WHO = "flash_attention"
+_Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
 
 
 def default_forward(q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
@@ -41,7 +47,34 @@ def default_backward(q: Tensor, v: Tensor, *, deterministic: bool = False) -> Ba
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (0, 0)
+    return capability_of(x) or (0, 0)
+
+
+def _forward_of(given: ForwardConfig | str | None, q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    config = _read("forward", parse, given) or default_forward(q, v, problem)
+    if config.order in HOPPER:
+        shape = Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(),
+                      capability=capability_of(q) or (9, 0))
+        if wrong := hopper_fault(config, shape):
+            raise ValueError(f"{WHO}: forward={config.short} {wrong}")
+    return config
+
+
+def _backward_of(given: BackwardConfig | str | None, q: Tensor, v: Tensor, deterministic: bool) -> BackwardConfig:
+    config = _read("backward", parse_backward, given) or default_backward(q, v, deterministic=deterministic)
+    if deterministic and not config.deterministic:
+        raise ValueError(f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+                         "a cut with r…, or None")
+    return config
+
+
+def _read(name: str, reader: Callable[[str], _Config], given: _Config | str | None) -> _Config | None:
+    if not isinstance(given, str):
+        return given
+    try:
+        return reader(given)
+    except ValueError as why:
+        raise ValueError(f"{WHO}: {name}={given} {'is not known; ' * (name == 'backward')}{why}") from None
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -73,7 +106,7 @@ def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
     scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, deterministic: bool = False,
-    forward: ForwardConfig | None = None, backward: BackwardConfig | None = None, validate: bool = False,
+    forward: ForwardConfig | str | None = None, backward: BackwardConfig | str | None = None, validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend, differentiably; see the letters above.
 
@@ -91,8 +124,10 @@ def flash_attention(
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
         deterministic: of the backward: the same bits each time; the forward always is.
-        forward: cut of the kernel; None: the tuned default.
-        backward: cut of the kernels; None: the tuned default.
+        forward: cut of the kernel, or its word as on the command line (`flash_configs`), such as
+            "m128n128w8s2-tma-pp" of the Hopper path, which no default is of; None: the tuned default.
+        backward: cut of the kernels, or its word (`flash_backward_configs`), such as "b64x128w8s2-atomic-tma-ws" of
+            the Hopper path; None: the tuned default.
         validate: look into the offsets too, and wait for the device.
 
     Returns:
@@ -100,13 +135,15 @@ def flash_attention(
         that sees no key, whose out is 0.  Gradients go through out alone.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut of the
+            Hopper path is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot
+            describe; no other runs in its place.  Of the backward's some of that comes with the backward.
     """
     problem = problem_of(q, k, v, causal=causal, window=window, scale=scale, cu_seqlens_q=cu_seqlens_q,
                          cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if validate:
         check_values(problem, q, k)
-    forward = forward or default_forward(q, v, problem)
-    backward = backward or default_backward(q, v, deterministic=deterministic)
-    out, lse = _FlashAttention.apply(q, k, v, problem, forward, backward)
+    cuts = _forward_of(forward, q, v, problem), _backward_of(backward, q, v, deterministic)
+    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+    out, lse = _FlashAttention.apply(q, k, v, problem, *cuts)
     return out, lse

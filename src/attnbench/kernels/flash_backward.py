@@ -22,8 +22,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnbench.kernels.flash_backward_columns import flash_backward_columns
+from attnbench.kernels.flash_backward_configs import why_not
 from attnbench.kernels.flash_backward_rows import flash_backward_prepare, flash_backward_round, flash_backward_rows
-from attnbench.kernels.flash_problem import block_of, blocks_of, descriptor, group_of, strides_of, takes_tma
+from attnbench.kernels.flash_problem import (
+    block_of,
+    blocks_of,
+    capability_of,
+    descriptor,
+    group_of,
+    strides_of,
+    takes_tma,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,8 +103,13 @@ def launch_backward(
         workspace: of `workspace_of` for this configuration.
 
     Raises:
-        ValueError: the order `ws` was asked for and cannot describe a tensor; the one line names it.
+        ValueError: the order `ws` was asked for and is not for this card, precision or dims, or cannot describe a
+            tensor; the one line says which.
     """
+    if config.order == "ws":
+        fault = why_not(config, capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1])
+        if fault:
+            raise ValueError(f"flash_attention: backward={config.short} is not valid, {fault}")
     _prepare(out, dout, lse, q, problem, config, workspace)
     _columns(q, k, v, dout, dk, dv, problem, config, workspace)
     if config.rows is not None:

@@ -110,21 +110,16 @@ class ForwardConfig:
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
-def parse(text: str) -> ForwardConfig:
-    """Read a short or a full form.
+def parse(text: str, *, spelled: bool = True) -> ForwardConfig:
+    """Read a short or a full form; not `spelled`, words of the short one in any order.
 
     Raises:
         ValueError: it is neither; the message says what is wrong and what is accepted.
     """
-    config = _read(text)
-    if "=" not in text and config.short != text:
+    config = _read_full(text) if "=" in text else _read_short(text)
+    if spelled and "=" not in text and config.short != text:
         raise ValueError(f"is not how it is spelled; {config.short}")
     return config
-
-
-def _read(text: str) -> ForwardConfig:
-    """Read either form, the short one in any order of its words."""
-    return _read_full(text) if "=" in text else _read_short(text)
 
 
 def _read_short(text: str) -> ForwardConfig:
@@ -357,18 +352,14 @@ def space(shape: Shape) -> list[ForwardConfig]:
 
 
 def nearest(text: str, shape: Shape) -> str:
-    """The valid short form with the most in common with a text, or with what it says if it can be read.
-
-    Empty where a shape has no configuration, such as of fewer rows than the smallest tile.
-    """
+    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
     there = space(shape)
     try:
-        wanted = _read(text)
+        wanted = parse(text, spelled=False)
     except ValueError:
         return next(iter(difflib.get_close_matches(text, [one.short for one in there], n=1, cutoff=0.0)), "")
-    if fault(wanted, shape) is None:
-        return wanted.short
-    return min(there, key=lambda config: _distance(config, wanted)).short if there else ""
+    near = min(there, key=lambda config: _distance(config, wanted)).short if there else ""
+    return near if fault(wanted, shape) else wanted.short
 
 
 def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
