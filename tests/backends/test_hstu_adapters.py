@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import re
 import sys
 import types
 from dataclasses import replace
@@ -72,6 +73,38 @@ def test_ours_wants_a_forward_first_and_allocates_nothing_in_a_call():
         places = {name: tensor.data_ptr() for name, tensor in launch.outputs().items()}
         launch.call("fwd-bwd")()
         assert {name: tensor.data_ptr() for name, tensor in launch.outputs().items()} == places
+
+
+def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
+    backend, case = all_backends()["hstu-triton"], case_of(mode="fwd-bwd", attn_dim=128, linear_dim=128)
+    forward, backward = (backend.config_of(short, case).values for short in ("f128x128w8s2-pp-few", "a64x128w8s2-ws"))
+    for joined in ("f128x128w8s2-pp-few+a64x128w8s2-ws", "a64x128w8s2-ws+f128x128w8s2-pp-few"):
+        assert backend.config_of(joined, case).values == {**forward, **backward}
+    both = backend.config_of("f128x128w8s2-pp-few+deterministic-c64x128w8s2", case).values
+    assert set(both) == {"forward", "deterministic", "columns"}
+
+
+@pytest.mark.parametrize(("mode", "short", "said"), [
+    ("fwd", "f128x128w8s2-wss", "f128x128w8s2-wss is not known; one of the 51 of `attnbench list configs hstu-triton "
+     "--attn-dim 128 --linear-dim 128`; the nearest valid one is f128x128w8s2-ws"),
+    ("fwd", "f128x64w8s3-ahead1", "f128x64w8s3-ahead1 is not known; one of the 51 of `attnbench list configs "
+     "hstu-triton --attn-dim 128 --linear-dim 128`; the nearest valid one is f128x64w8s3-ahead"),
+    ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),
+    ("bwd", "f128x128w8s2-ws+a64x128w8s2-pp", "a64x128w8s2-pp is not known; one of the 26 of `attnbench list configs "
+     "hstu-triton --attn-dim 128 --linear-dim 128 --mode bwd`; the nearest valid one is a64x128w8s2"),
+    ("bwd", "a64x128w8s2-ws+a64x128w8s2", "a64x128w8s2-ws+a64x128w8s2 joins more than one of each; f…, a… or f…+a…"),
+])
+def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, short, said):
+    with pytest.raises(UsageError, match=f"^hstu-triton: config={re.escape(said)}$"):
+        all_backends()["hstu-triton"].config_of(short, case_of(mode=mode, attn_dim=128, linear_dim=128))
+
+
+def test_the_order_that_does_not_fit_is_the_one_that_is_named():
+    backend, case = all_backends()["hstu-triton"], case_of(mode="fwd-bwd", attn_dim=128, linear_dim=128, dtype="bf16")
+    backend = type(backend)(backend.config_of("f128x128w8s2-ahead+a64x128w8s2-ws", case))
+    with pytest.raises(Unsupported, match=r"^hstu-triton: order=ws is for sm_90 alone, not sm_100; another order$"):
+        backend.check(case, Machine("cuda", (10, 0)))
+    backend.check(case, Machine("cuda", (9, 0)))
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])

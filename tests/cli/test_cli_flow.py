@@ -266,6 +266,29 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert isinstance(json.loads(Path("configs.json").read_text()), list)
 
 
+def test_configurations_are_listed_for_the_shape_given(attnbench, no_torch):
+    def shorts(words):
+        return {row["name"].partition("[")[2] for row in json.loads(attnbench(f"list configs {words} --json -").out)}
+
+    assert "m128n128w8s2-tma-ws]" in shorts("flash-triton --headdim 128") - shorts("flash-triton --headdim 256")
+    assert "b64x128w8s2-atomic-tma-ws]" in shorts("flash-triton --headdim 128 --mode bwd --dtype bf16")
+    assert "a64x64w8s2-ws]" in shorts("hstu-triton --attn-dim 256 --linear-dim 256 --mode fwd-bwd")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("configs flash-triton --headdim 64,128", "--headdim=64,128 is 2 cases; one value"),
+    ("configs --causal-both", "--causal=both is 2 cases; one value"),
+    ("configs hstu-triton --headdim 64", "axis=headdim is not known; one of alpha, attn_dim"),
+    ("backends --headdim 64", "--headdim=64 does not narrow the list of backends; list configs"),
+    ("configs flash-triton --headdim wide", "--headdim=wide cannot be used"),
+])
+def test_a_shape_that_lists_nothing_is_one_line(attnbench, words, said):
+    answer = attnbench(f"list {words}")
+    assert answer.code == 2
+    assert f"attnbench list: {said}" in answer.err
+    assert answer.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("what", ["backends", "configs", "suites", "workloads", "timers", "layouts"])
 def test_every_list_is_a_table(attnbench, no_torch, what):
     answer = attnbench(f"list {what}")

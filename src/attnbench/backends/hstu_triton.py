@@ -1,15 +1,20 @@
-"""``hstu-triton``: our dense HSTU attention; dQ by fp32 atomics unless the configuration says ``deterministic``."""
+"""``hstu-triton``: our dense HSTU attention; dQ by fp32 atomics unless the configuration says ``deterministic``.
+
+A configuration is the forward's (``f128x128w8s2-ws``), the backward's (``a64x128w8s2-ws``, ``deterministic-…``) or both
+(``f…+a…``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine
 from attnbench.backends.buffers import Buffers
 from attnbench.backends.hstu import OurTriton
-from attnbench.errors import Unsupported, refusal
+from attnbench.errors import Unsupported, UsageError, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,25 +53,55 @@ class HstuTriton(OurTriton):
         shape = {"capability": machine.capability, "item_bytes": 4 if case.dtype == "fp32" else 2,
                  "attn_dim": case.attn_dim, "linear_dim": case.linear_dim}
         forward, columns = values.get("forward", {}), values.get("atomic", {})
-        fault = None
+        faults = {}
         if "order" in forward and (rows := ForwardConfig(**forward)).hopper:
-            fault = hopper_fault(rows, **shape)
+            faults[rows.order] = hopper_fault(rows, **shape)
         if "order" in columns and (keys := ColumnConfig(**columns, atomic=True)).hopper:
-            fault = fault or hopper_columns_fault(keys, **shape)
-        if fault:
-            raise Unsupported(refusal(self.name, "order", (forward or columns)["order"], fault, "another order"))
+            faults[keys.order] = faults.get(keys.order) or hopper_columns_fault(keys, **shape)
+        for order, fault in faults.items():
+            if fault:
+                raise Unsupported(refusal(self.name, "order", order, fault, "another order"))
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
-        dim = max(case.attn_dim, case.linear_dim)
-        width = next((width for width in _WHOLE if dim <= width), LARGEST_DIM)
-        cuts = _backward_cuts(width) if case.has_backward else _forward_cuts(width)
+        cuts = _backward_cuts(_width(case)) if case.has_backward else _forward_cuts(_width(case))
         return [Config(short, values) for short, values in cuts.items()]
+
+    def config_of(self, short: str, case: Any) -> Config:
+        """A cut of the forward, in a mode with a backward one of its kernels, or both joined by ``+``.
+
+        Raises:
+            UsageError: there is none such; the nearest, and the command that lists them all.
+        """
+        values: dict[str, Any] = {}
+        parts = {part.startswith("f"): part for part in short.split("+")}
+        if len(parts) < short.count("+") + 1:
+            raise self._refusal(short, "joins more than one of each", "f…, a… or f…+a…")
+        for forward, part in parts.items():
+            if not forward and not case.has_backward and part[:1] in ("a", "d"):
+                raise self._refusal(part, f"is of the backward, which mode={case.mode} has not", "f… of the forward")
+            there = _forward_cuts(_width(case)) if forward or not case.has_backward else _backward_cuts(_width(case))
+            if part not in there:
+                near = get_close_matches(part, there, n=1, cutoff=0.0)[0]
+                listed = f"attnbench list configs {self.name} --attn-dim {case.attn_dim} --linear-dim {case.linear_dim}"
+                mode = f" --mode {case.mode}" * (not forward and case.has_backward)
+                raise self._refusal(part, "is not known", f"one of the {len(there)} of `{listed}{mode}`",
+                                    f"the nearest valid one is {near}")
+            values |= there[part]
+        return Config(short, values)
+
+    def _refusal(self, short: str, wrong: str, accepted: str, todo: str = "") -> UsageError:
+        return UsageError(refusal(self.name, "config", short, wrong, accepted, todo))
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
+
+
+def _width(case: Any) -> int:
+    dim = max(case.attn_dim, case.linear_dim)
+    return next((width for width in _WHOLE if dim <= width), LARGEST_DIM)
 
 
 def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) -> dict[str, dict[str, Any]]:

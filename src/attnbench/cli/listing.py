@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
+
+if TYPE_CHECKING:
+    from attnbench.workloads.base import Axis
 
 Rows = list[dict[str, Any]]
 
@@ -22,12 +25,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
         "only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"))
     parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
+    flags.add_shape(parser, note="For `list configs`: whose configurations they are, each one value.")
     parser.example("attnbench list backends", "attnbench list suites", "attnbench list backends --json -",
-                   "attnbench list configs flash-triton")
+                   "attnbench list configs flash-triton --headdim 256 --mode bwd")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show one of the lists."""
+    from attnbench.cli.request import axis_words
     from attnbench.store.files import check_writable, write_bytes
 
     if args.what not in LISTS:
@@ -38,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
         wrong = f"does not narrow the list of {args.what}"
         accepted = "list backends, list configs"
         raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, accepted))
+    if args.what != "configs":
+        for name, text in axis_words(args, "attnbench list").items():
+            raise UsageError(refusal("attnbench list", f"--{name.replace('_', '-')}", text,
+                                     f"does not narrow the list of {args.what}", "list configs"))
     if args.json not in (None, "-"):
         check_writable(args.json)
     rows = LISTS[args.what](args)
@@ -86,14 +95,34 @@ def _backends(args: argparse.Namespace) -> Rows:
 
 
 def _configs(args: argparse.Namespace) -> Rows:
-    """Configurations for the default case: they depend on the case."""
+    """Configurations for the case of the shape flags: they depend on it.  Who has no such axis is left out."""
+    from attnbench.cli.request import axis_words
     from attnbench.workloads.base import load_workload
 
-    rows = []
+    words = axis_words(args, "attnbench list")
+    rows: Rows = []
+    without: dict[str, dict[str, Axis]] = {}
     for name, backend in _chosen(args).items():
-        case = load_workload(backend.workload).case({})
-        rows += [{"name": f"{name}[{config.short}]", **config.values} for config in backend.configs(case)]
+        workload = load_workload(backend.workload)
+        axes = {axis.name: axis for axis in workload.axes}
+        without |= {word: axes for word in words if word not in axes}
+        if words.keys() <= axes.keys():
+            case = workload.case({word: _one_value(axes[word], text) for word, text in words.items()})
+            rows += [{"name": f"{name}[{config.short}]", **config.values} for config in backend.configs(case)]
+    if without and not rows:
+        word, axes = without.popitem()
+        raise unknown("attnbench list", "axis", word, axes)
     return rows
+
+
+def _one_value(axis: Axis, text: str) -> Any:
+    from attnbench.suites.plan import parse_axis
+
+    values = parse_axis("attnbench list", axis, text)
+    if len(values) != 1:
+        flag = f"--{axis.name.replace('_', '-')}"
+        raise UsageError(refusal("attnbench list", flag, text, f"is {len(values)} cases", "one value"))
+    return values[0]
 
 
 def _suites(args: argparse.Namespace) -> Rows:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.hstu_dense_problem import block_of, group_of
+from attnbench.kernels.hstu_dense_problem import block_of, capability_of, group_of
 
 __all__ = ["Problem", "block_of", "blocks_of", "capability_of", "check_device", "check_values", "descriptor",
            "group_of", "lse_shape", "problem_of", "processors", "strides_of", "takes_tma"]
@@ -151,11 +151,6 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
 
     whole = x[None] if x.dim() == 3 else x
     return TensorDescriptor(whole, list(whole.shape), list(whole.stride()), [1, rows, 1, columns])
-
-
-def capability_of(x: Tensor) -> tuple[int, int] | None:
-    """Compute capability of a tensor's card; None elsewhere."""
-    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else None
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:
