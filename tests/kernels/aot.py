@@ -73,6 +73,9 @@ class Compiled:
     "of a program, those that a specialised loop or `gl.warp_specialize` adds included"
     waits: int
     "for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
+    early: int
+    """arrivals at mbarriers that do not follow at once upon a barrier of the partition's warps, in the PTX: one thread
+    arrives for all of them, and others may still read what it says has been read"""
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -251,8 +254,22 @@ def _compile(job: Job) -> Compiled:
     registers, code = _inspect(compiled.asm["cubin"])
     sass = _counts(name for _, name, _ in code)
     return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
-                    waits=sass.pop("WARPGROUP.DEPBAR", 0), sass=sass, loops=_loops(code),
-                    shared=compiled.metadata.shared, warps=_warps(compiled.asm["ptx"], job.num_warps))
+                    waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]), sass=sass,
+                    loops=_loops(code), shared=compiled.metadata.shared,
+                    warps=_warps(compiled.asm["ptx"], job.num_warps))
+
+
+def early_arrivals(ptx: str) -> int:
+    """Arrivals at mbarriers before which the warps do not meet, or touch shared memory once more; not those of TMA."""
+    early, met = 0, False
+    for line in ptx.splitlines():
+        if "mbarrier.arrive" in line and "expect_tx" not in line:
+            early += not met
+        elif re.search(r"\bbar\.sync\b", line):
+            met = True
+        elif re.match(r"\$L__BB|.*(shared|matrix|wgmma|cp\.async|cp\.reduce)", line):
+            met = False
+    return early
 
 
 def _warps(ptx: str, plain: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+from .aot import NO_OLDEST, Job, compile_with, early_arrivals, recorded, tritons
 
 SOURCE = '''
 import triton
@@ -165,3 +165,13 @@ def test_a_launch_is_noted_as_the_launcher_would_compile_it(tmp_path, monkeypatc
         Job("square 0", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "rows": "i32:16"},
             {"SIZE": 64}, 90, 8, 2, {"maxnreg": 128}),
         Job("square 1", "aot_kernels:square", {"x_ptr": "*fp16:16"}, {"y_ptr": None, "rows": 1, "SIZE": 64}, 90)]
+
+
+def test_an_arrival_is_early_where_warps_may_still_read():
+    read, meet = "ld.shared.b32 %r2, [%r3];", "bar.sync 2, 128;"
+    arrive = "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];"
+    lines = [read, meet, arrive, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 64;"]
+    assert early_arrivals("\n".join(lines)) == 0
+    assert early_arrivals("\n".join([meet, read, arrive])) == 1
+    assert early_arrivals("\n".join([read, arrive])) == 1
+    assert early_arrivals("\n".join([meet, "$L__BB0_2:", arrive])) == 1  # who jumps there has not met

@@ -50,6 +50,7 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
     assert list(found) == list(JOBS)
     for label, one in found.items():
         assert not one.spills, (label, one)
+        assert not one.early, (label, one)
         # Of a step: for P, dS, dQ and dK, 64 rows each; 2 warpgroups.
         assert one.waits == 2 * (4 if label.startswith("128") else 6), (label, one)
         assert one.sass["HGMMA"] == one.tensor_core == (64 if label.startswith("128") else 80), (label, one)

@@ -44,6 +44,7 @@ def faults(short: str, dim: int, one) -> list[str]:
     config, shape = parse(short), Shape(dim=dim, dim_v=dim)
     groups = config.block_m // 64
     wrong = ["serialized"] * one.serialized + ["products of single warps"] * (one.sass["HGMMA"] != one.tensor_core)
+    wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > 0)
     wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
     wrong += [f"{one.warps} warps"] * (one.warps != 4 * groups + 4)
     wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (

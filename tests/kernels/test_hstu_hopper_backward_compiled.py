@@ -42,7 +42,7 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
         "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]
     for label, one in found.items():
-        assert (one.spills, one.warps) == (0, 12), label
+        assert (one.spills, one.early, one.warps) == (0, 0, 12), label
         assert one.tensor_core == one.sass["HGMMA"], label
         assert one.waits == 2 * len(WAITS), label
         assert one.sass["UTMAREDG"] == (4 if "over" in label else 2), label

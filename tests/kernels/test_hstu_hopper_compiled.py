@@ -48,6 +48,7 @@ def job_of(dim, cut, every_mask):
 def faults(one, dim, config, *, every_mask):
     """What is not as it should be; numbers of a mask of every kind may be put by, once a tile of rows."""
     wrong = [f"{one.spills} spills"] * (one.spills > 0 and not every_mask) + ["serialized"] * one.serialized
+    wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > 0)
     shared = config.hopper_bytes(dim, dim, q_stages=1 if config.grid == "tiles" else 2)
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
     # A tile's scores of a thread: each a tanh, beside the product with the values; of each warpgroup one loop masks.
