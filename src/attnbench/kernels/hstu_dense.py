@@ -34,7 +34,14 @@ from attnbench.kernels.hstu_dense_configs import (
     forward_config,
 )
 from attnbench.kernels.hstu_dense_forward import hstu_dense_forward, launch_forward
-from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
+from attnbench.kernels.hstu_dense_problem import (
+    Problem,
+    check_device,
+    check_tensors,
+    check_values,
+    default_alpha,
+    wrong,
+)
 
 __all__ = ["BackwardConfig", "ColumnConfig", "ForwardConfig", "Problem", "RowConfig", "backward_config",
            "check_tensors", "check_values", "configs_of", "default_backward", "default_forward", "forward_config",
@@ -131,15 +138,19 @@ def hstu_attention(
         max_attn_len: a row sees at most so many rows back; None: all.
         deterministic: of the backward: the same bits each time, at seven products instead of five; the forward
             always is.
-        forward: cut of the kernel; None: the tuned default.
-        backward: cut of the kernels; None: the tuned default.
+        forward: cut of the kernel; None: the tuned default.  `replace(default_forward(q, v, max_seqlen), block_m=128,
+            block_n=128, warps=8, stages=2, order="ws")` is one of the kernel for Hopper, which no default is of.
+        backward: cut of the kernels; None: the tuned default.  Columns with order="ws" and atomic=True are those for
+            Hopper.
         validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
 
     Returns:
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut for Hopper
+            is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe; no
+            other runs in its place.  Of the backward's some of that comes with the backward.
     """
     problem = Problem(
         offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
@@ -153,4 +164,7 @@ def hstu_attention(
     check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
     forward = forward or default_forward(q, v, max_seqlen)
     backward = backward or default_backward(q, v, max_seqlen, deterministic=deterministic)
+    if deterministic and not backward.deterministic:
+        raise wrong("backward.columns.atomic", True, "is not deterministic, which deterministic=True asks for",
+                    "columns and rows, or None")
     return _HstuAttention.apply(q, k, v, problem, forward, backward)
