@@ -149,6 +149,7 @@ def test_keys_that_no_query_sees_get_nothing(queries):
     ({"attn_dim": 136}, {}, "columns.order=ws has 64x128 tiles and 8 warps; 64x64 and 8; another order"),
     ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
     ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
+    ({}, {"registers": 128}, "columns.order=ws has its own registers and masked tiles; neither given; another"),
     ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),
     ({"attn_dim": 128, "linear_dim": 128}, {"stages": 4}, "columns.order=ws takes 256 KiB of shared memory; at most"),
     ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),

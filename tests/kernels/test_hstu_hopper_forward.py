@@ -144,6 +144,8 @@ def test_slices_of_one_tensor_are_read_where_they_lie():
     (TWO | {"block_m": 64, "warps": 4}, {}, "64 rows and 4 warps"),
     (TWO | {"block_n": 256}, {}, "tiles of 256 keys"),
     (TWO, {"linear_dim": 20}, "rows of 20 dims"),
+    (TWO | {"registers": 128}, {}, "its own registers and masked tiles"),
+    (TWO | {"masked_stages": 2}, {}, "its own registers and masked tiles"),
     (TWO | {"block_n": 128}, {"attn_dim": 256, "linear_dim": 256}, "shared memory; at most 226"),
     (TWO | {"stages": 3}, {"attn_dim": 256, "linear_dim": 256}, "shared memory")])
 def test_what_cannot_be_launched_is_named(cut, given, words):

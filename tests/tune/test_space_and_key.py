@@ -65,6 +65,14 @@ def test_a_short_form_may_be_one_that_the_backend_reads_without_listing_it(monke
         space(backend, case, ("odd*",), "test")
 
 
+def test_a_wildcard_that_means_none_of_hundreds_is_answered_shortly():
+    backend, case = all_backends()["flash-triton"], load_workload("attention").case({"headdim": 128, "dtype": "bf16"})
+    said = (r"^test: --configs=\*-ahead1 means none of the \d{3} there are; see `attnbench list configs flash-triton`, "
+            r"which takes the shape too; did you mean \S+-ahead\?$")
+    with pytest.raises(UsageError, match=said):
+        space(backend, case, ("*-ahead1",), "test")
+
+
 @pytest.mark.parametrize(("values", "rounded"), [
     ({"batch": 3, "seqlen": 4000}, {"batch": 4, "seqlen": 4096, "seqlen_k": 4096}),
     ({"batch": 4, "seqlen": 4096}, {"batch": 4, "seqlen": 4096, "seqlen_k": 4096}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,6 +11,9 @@ from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.base import load_workload
+
+LISTED = 40
+"As many configurations are named where a wildcard means none of them."
 
 
 def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
@@ -61,7 +65,12 @@ def space(backend: Backend, case: Any, patterns: Sequence[str], who: str) -> dic
         if any(fnmatchcase(short, pattern) for short in wanted):
             continue
         if any(letter in pattern for letter in "*?["):
-            raise unknown(who, "--configs", pattern, values)
+            if len(values) <= LISTED:
+                raise unknown(who, "--configs", pattern, values)
+            near = get_close_matches(pattern, values, n=1, cutoff=0.0)[0]
+            raise UsageError(refusal(who, "--configs", pattern, f"means none of the {len(values)} there are",
+                                     f"see `attnbench list configs {backend.name}`, which takes the shape too",
+                                     f"did you mean {near}?"))
         # A backend may read more configurations than it lists, and says what is wrong with one it does not.
         config = backend.config_of(pattern, case)
         values[config.short] = config.values
