@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,72 @@ def test_places_in_the_ring_are_used_again_and_nobody_waits_for_ever(bsa):
     for spare in (0, 1):
         again = run(bsa, case, inputs, backward=False, programs_ahead=1, spare_pairs=spare)
         assert all(torch.equal(found[name], again[name]) for name in found), spare
+
+
+class Handovers:
+    """Who must have ended before whom, by what the programs of the ticket schedule wait for and say is done.
+
+    On a card programs run side by side and the order that the interpreter runs them in proves nothing.
+    """
+
+    def __init__(self, module, patch):
+        self.ended: dict[int, list[tuple]] = {}
+        "programs that arrived, by counter"
+        self.before: dict[tuple, set[tuple]] = {}
+        self.touched: dict[int, list[tuple]] = {}
+        "programs that wrote or read partial rows, by where a pair's start"
+        self.waited: list[tuple[int, int]] = []
+        self.races: list[tuple] = []
+        for name in ("attend_tile", "finish_tile", "wait_for", "arrive", "scatter_rows", "gather_rows"):
+            kernel = getattr(module, name)
+            patch.setattr(module, name, partial(getattr(self, name, self._touch), kernel))
+
+    def _begin(self, kernel, *values):
+        named = dict(zip(kernel.arg_names, values, strict=True))
+        self.place = named["partial_ptr"].handle.data.item()
+        self.program = kernel.__name__, number(named["unit"]), number(named["tile"])
+        self.before[self.program] = set()
+        kernel(*values)
+
+    attend_tile = finish_tile = _begin
+
+    def wait_for(self, kernel, counter, count):
+        counter, count = counter.handle.data.item(), number(count)
+        self.waited.append((counter, count))
+        if count:
+            ended = self.ended[counter]
+            self.before[self.program].update(ended, *(self.before[program] for program in ended))
+
+    def arrive(self, kernel, counter):
+        kernel(counter)
+        self.ended.setdefault(counter.handle.data.item(), []).append(self.program)
+
+    def _touch(self, kernel, base, *values):
+        if base.handle.data.item() == self.place:
+            others = self.touched.setdefault(self.place, [])
+            self.races += [(other, self.program) for other in others if other[:2] != self.program[:2]
+                           and other not in self.before[self.program]]
+            others.append(self.program)
+        return kernel(base, *values)
+
+
+def number(value):
+    return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
+
+
+def test_a_place_in_the_ring_is_taken_when_all_before_in_it_are_done(bsa):
+    """Sequences without other blocks, or without queries, lie between those that take a place in turn."""
+    case = of(batch=10, seqlen=40, lengths="40:33:5:9:40:40:0:3:0:36", nheads=1, mode="fwd")
+    inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
+    module = sys.modules["attnbench.kernels.hstu_bsa_attend"]
+    for spare in (0, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            seen = Handovers(module, patch)
+            run(bsa, case, inputs, backward=False, programs_ahead=1, spare_pairs=spare)
+        assert len(seen.touched) == 2 + spare
+        assert {kind for programs in seen.touched.values() for kind, _, _ in programs} == {"attend_tile", "finish_tile"}
+        assert all(count in (0, len(seen.ended[counter])) for counter, count in seen.waited if counter in seen.ended)
+        assert not seen.races
 
 
 def test_a_future_key_changes_nothing(bsa):

@@ -75,6 +75,22 @@ def test_the_same_bits_each_time_and_in_every_schedule(name):
         assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
 
 
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_short_ring_keeps_the_bits_of_many_short_sequences(spare):
+    """Pairs without a tile of their own hand a place in the ring on as soon as it is free, and no sooner."""
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+
+    case = of(**CASES["many"] | {"batch": 200})
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    right = results(case, inputs, schedule="passes")["out"]
+    with HstuBsaTriton(Config("it", {"programs_ahead": 1, "spare_pairs": spare})).session(case, inputs) as it:
+        call = it.call("fwd")
+        for turn in range(50):
+            it.outputs()["out"].fill_(torch.nan)
+            call()
+            assert torch.equal(it.outputs()["out"], right), turn
+
+
 def test_a_graph_replays_the_call():
     from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
 

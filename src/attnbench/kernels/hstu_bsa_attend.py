@@ -228,15 +228,20 @@ def hstu_bsa_ticket(
     attended = progress_ptr + 1
     finished = attended + units
     size = tl.cast(slot_rows, tl.int64) * LINEAR_DIM
-    # Each waits as late as it can: what it loads and multiplies of its own is then done already.
+    # Each waits as late as it can: what it loads and multiplies of its own is then done already.  The first tile of
+    # each kind waits even where a short sequence leaves it no work: a count that is full says that all before it in
+    # the same place of the ring are done, not only the pair that is counted.
     if place < tiles:
         if step < units:
+            free = finished + tl.maximum(step - ring, 0)
+            needed = tl.where(step < ring, 0, row_tiles)
             attend_tile(
-                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, finished + tl.maximum(step - ring, 0),
-                tl.where(step < ring, 0, row_tiles), entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr,
-                offsets_q_ptr, num_targets_ptr, step, place, q_row, q_head, k_row, k_head, v_row, v_head, heads,
-                entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS,
-                HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH, True)
+                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, free, needed, entries_ptr, tiles_ptr,
+                num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, step, place, q_row, q_head, k_row, k_head,
+                v_row, v_head, heads, entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V,
+                BLOCK_SIZE, OTHERS, HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH, True)
+            if place == 0:
+                wait_for(free, needed)
             arrive(attended + step)
     elif step >= lag:
         unit = step - lag
@@ -245,4 +250,6 @@ def hstu_bsa_ticket(
             offsets_ptr, offsets_q_ptr, num_targets_ptr, unit, place - tiles, q_row, q_head, k_row, k_head, v_row,
             v_head, heads, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, GATES,
             WINDOW, HAS_TARGETS, HAS_CACHE, FINISH_ROWS, KEYS, TANH, True)
+        if place == tiles:
+            wait_for(attended + unit, tiles)
         arrive(finished + unit)
