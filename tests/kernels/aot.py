@@ -76,6 +76,9 @@ class Compiled:
     early: int
     """arrivals at mbarriers that do not follow at once upon a barrier of the partition's warps, in the PTX: one thread
     arrives for all of them, and others may still read what it says has been read"""
+    handovers: Mapping[str, int]
+    """between programs, in the PTX: how often one thread acquires or releases for all at gpu scope, and how many of
+    these are open: global memory is touched between a release and the barrier before it, or an acquire and the next"""
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -254,7 +257,8 @@ def _compile(job: Job) -> Compiled:
     registers, code = _inspect(compiled.asm["cubin"])
     sass = _counts(name for _, name, _ in code)
     return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
-                    waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]), sass=sass,
+                    waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]),
+                    handovers=handovers(compiled.asm["ptx"]), sass=sass,
                     loops=_loops(code), shared=compiled.metadata.shared,
                     warps=_warps(compiled.asm["ptx"], job.num_warps))
 
@@ -270,6 +274,24 @@ def early_arrivals(ptx: str) -> int:
         elif re.match(r"\$L__BB|.*(shared|matrix|wgmma|cp\.async|cp\.reduce)", line):
             met = False
     return early
+
+
+def handovers(ptx: str) -> dict[str, int]:
+    """Acquires and releases at gpu scope, and those without a barrier between them and what they order."""
+    found = {"acquire": 0, "release": 0, "open": 0}
+    met = acquired = False
+    for line in ptx.splitlines():
+        touches = re.search(r"\b(ld|st|atom|red|cp\.async)\.\S*\bglobal\b", line)
+        order = re.search(r"\bgpu\.(acquire|release)\b", line)
+        if re.search(r"\bbar\.sync\b", line):
+            met, acquired = True, False
+        elif touches or line.startswith("$L__BB"):
+            found["open"] += acquired
+            met, acquired = met and order is not None, order is not None and order[1] == "acquire"
+        if order:
+            found[order[1]] += 1
+            found["open"] += order[1] == "release" and not met
+    return found
 
 
 def _warps(ptx: str, plain: int) -> int:

@@ -79,8 +79,13 @@ def faults(job, one):
     """What of a compiled default is not as it should be."""
     name, kernel, _ = job.label.split()
     multiplies = kernel in PRODUCTS and SHAPES[name].get("dtype") != torch.float32
+    handed = one.handovers
+    # Attend waits and finish waits; the compiler may join their arrivals.
+    waits = handed["acquire"] >= 2 and handed["release"] >= 1
+    ordered = waits == (kernel == "hstu_bsa_ticket") and not handed["open"]
     return ([f"{one.spills} spills"] * (one.spills > 0) + ["serialized"] * one.serialized
-            + [f"{one.tensor_core} products of tensor cores"] * ((one.tensor_core > 0) != multiplies))
+            + [f"{one.tensor_core} products of tensor cores"] * ((one.tensor_core > 0) != multiplies)
+            + [f"hands over by {handed}"] * (not ordered))
 
 
 # One test compiles all: a fixture would be made anew by each worker that runs tests of this file.
