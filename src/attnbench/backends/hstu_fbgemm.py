@@ -59,8 +59,9 @@ class HstuFbgemm(HstuBackend):
         def whole(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int32, device=inputs.q.device)
 
-        given: dict[str, Any] = {
-            "cu_seqlens_q": inputs.seq_offsets_q.int(), "cu_seqlens_k": inputs.seq_offsets.int(),
+        offsets = "seq_offsets" if "seq_offsets_q" in takes else "cu_seqlens"
+        given: dict[str, Any] = dict.fromkeys(takes & {"num_contexts", "num_targets", "seqused_q", "seqused_k"}) | {
+            f"{offsets}_q": inputs.seq_offsets_q.int(), f"{offsets}_k": inputs.seq_offsets.int(),
             "max_seqlen_q": inputs.max_seqlen_q, "max_seqlen_k": inputs.max_seqlen, "alpha": case.alpha,
             "window_size": _window(case)}
         if case.contextual_len:
@@ -68,7 +69,6 @@ class HstuFbgemm(HstuBackend):
         if inputs.num_targets is not None:
             given["num_targets"] = inputs.num_targets.int()
         given |= _divisor(self.name, case, inputs, takes)
-        given |= dict.fromkeys(takes & {"seqused_q", "seqused_k"})
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return function(q=q, k=k, v=v, **given)
