@@ -107,6 +107,24 @@ def test_the_order_that_does_not_fit_is_the_one_that_is_named():
     backend.check(case, Machine("cuda", (9, 0)))
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_every_cut_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
+    """Whatever the defaults are that its other fields come from: over 128 dims the portable one makes dV apart."""
+    from attnbench.kernels.hstu_dense import configs_of
+    from attnbench.kernels.hstu_dense_configs import hopper_columns_fault, hopper_fault
+
+    monkeypatch.setattr("attnbench.kernels.hstu_dense._capability", lambda x: (9, 0))
+    x = torch.empty(1, 1, dim, dtype=torch.bfloat16, device="meta")
+    shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": dim, "linear_dim": dim}
+    for mode in ("fwd", "bwd"):
+        for config in all_backends()["hstu-triton"].configs(case_of(mode=mode, attn_dim=dim, linear_dim=dim)):
+            forward, backward = configs_of(x, x, x, 1024, config.values)
+            wanted = any(word in config.short.split("-") for word in ("ws", "pp"))
+            changed, fault = (forward, hopper_fault) if mode == "fwd" else (backward.columns, hopper_columns_fault)
+            assert changed.hopper == wanted, config.short
+            assert not wanted or fault(changed, **shape) is None, config.short
+
+
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
 def test_every_configuration_of_ours_is_a_cut_of_its_own(mode, monkeypatch):
     from attnbench.kernels.hstu_dense import configs_of
@@ -114,7 +132,7 @@ def test_every_configuration_of_ours_is_a_cut_of_its_own(mode, monkeypatch):
     monkeypatch.setattr("attnbench.kernels.hstu_dense._capability", lambda x: (9, 0))
     case, x = case_of(mode=mode), torch.empty(1, 1, 128, dtype=torch.bfloat16, device="meta")
     configs = list(all_backends()["hstu-triton"].configs(case))
-    cuts = [configs_of(x, x, 1024, config.values) for config in configs]
+    cuts = [configs_of(x, x, x, 1024, config.values) for config in configs]
     shorts = [config.short for config in configs]
     assert len(set(shorts)) == len(shorts) > 10
     assert not any(character in short for short in shorts for character in ", []")
@@ -175,8 +193,8 @@ def install(monkeypatch, **modules):
         monkeypatch.setitem(sys.modules, whole, module)
 
 
-def fbgemm(case, seen, *, scaling=True):
-    """The library's function, of a version with or without a divisor of its own."""
+def fbgemm(case, seen, *, scaling=True, renamed=False):
+    """The library's function, of a version with or without a divisor of its own, or with offsets by another name."""
     def newer(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, scaling_seqlen,
               num_contexts=None, num_targets=None, target_group_size=1, window_size=(-1, -1), alpha=1.0):
         seen.append({"scaling": scaling_seqlen, "contexts": num_contexts, "targets": num_targets,
@@ -190,9 +208,15 @@ def fbgemm(case, seen, *, scaling=True):
         return newer(q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k, None, num_contexts,
                      num_targets, target_group_size, window_size, alpha)
 
-    return newer if scaling else older
+    def other(q, k, v, seq_offsets_q, seq_offsets_k, max_seqlen_q, max_seqlen_k, scaling_seqlen, num_contexts,
+              num_targets, target_group_size=1, window_size=(-1, -1), alpha=1.0):
+        return newer(q, k, v, seq_offsets_q, seq_offsets_k, None, None, max_seqlen_q, max_seqlen_k, scaling_seqlen,
+                     num_contexts, num_targets, target_group_size, window_size, alpha)
+
+    return other if renamed else newer if scaling else older
 
 
+@pytest.mark.parametrize("renamed", [False, True])
 @pytest.mark.parametrize(("values", "window", "contexts", "targets"), [
     ({}, (-1, 0), None, None),
     ({"causal": False}, (-1, -1), None, None),
@@ -201,11 +225,11 @@ def fbgemm(case, seen, *, scaling=True):
     ({"contextual_len": 10, "num_targets": "4:2"}, (-1, 0), [10, 7], [4, 2]),
     ({"delta_q": 5, "scaling_seqlen": 100, "alpha": 0.3}, (-1, 0), None, None),
 ])
-def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, targets):
+def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, targets, renamed):
     case, seen = case_of(**values), []
     backend = all_backends()["hstu-fbgemm"]
     install(monkeypatch, fbgemm_gpu={}, fbgemm_gpu__experimental={},
-            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, seen)})
+            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, seen, renamed=renamed)})
     backend.probe()
     backend.check(case, HOPPER)
     held(backend, case)

@@ -124,7 +124,7 @@ MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "3
 
 @HOPPER
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-pp-few"])
+@pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-pp-few", "f128x128w8s2-pp-few"])
 def test_the_hopper_forward_is_right_for_every_mask(short, mask):
     case = case_of(mode="fwd", **MASKS[mask])
     inputs = [make(case, seed) for seed in (1, 2)]

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_dense, hstu_hopper_backward, hstu_hopper_backward_wide
-from attnbench.kernels.hstu_dense_configs import HOPPER_SHARED_BYTES
+from attnbench.kernels import hstu_hopper_backward, hstu_hopper_backward_wide
+from attnbench.kernels.hstu_dense_configs import HOPPER_SHARED_BYTES, hopper_columns_config
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 from .test_hstu_dense_compiled import BATCH, HEADS, SEQLEN, problem
@@ -19,10 +19,9 @@ WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK (over 128 dims with the rest of d
 "What a step waits for."
 
 
-def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, silu="tanh", stages=2):
-    keys = 64 if max(attn_dim, linear_dim) > 128 else 128
-    config = hstu_dense.ColumnConfig(block_m=64, block_n=keys, warps=8, stages=stages, atomic=True, order="ws",
-                                     silu=silu)
+def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **changes):
+    """The shipped default, with changes."""
+    config = replace(hopper_columns_config((9, 0), 2, attn_dim, linear_dim, SEQLEN), **changes)
     q, k, dk, v, dout, dv = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=dtype, device="meta")
                              for dim in [attn_dim] * 3 + [linear_dim] * 3)
     with recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs, \
@@ -37,7 +36,7 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     jobs = [replace(job, label=label) for label, job in {
-        "128": job_of(128, 128, every_mask=True, stages=3), "narrow": job_of(32, 128),
+        "128": job_of(128, 128, every_mask=True), "narrow": job_of(32, 128, stages=3),
         "over 128": job_of(256, 256, every_mask=True),
         "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]

@@ -176,7 +176,8 @@ class _Session(Buffers):
         qkv = own["q"], own["k"], own["v"]
         kernels.check_tensors(*qkv, self.problem)
         kernels.check_values(*qkv, self.problem)
-        self.forward_config, self.backward_config = kernels.configs_of(own["q"], own["v"], inputs.max_seqlen, changes)
+        self.forward_config, self.backward_config = kernels.configs_of(*qkv, inputs.max_seqlen, changes,
+                                                                           alpha=case.alpha)
         self.out = torch.empty(*own["q"].shape[:2], own["v"].shape[2], dtype=own["q"].dtype, device=own["q"].device)
         self.grads: dict[str, Tensor] = {}
         self.workspace: Tensor | None = None
@@ -188,6 +189,7 @@ class _Session(Buffers):
     def launch(self) -> Launch:
         trains = self.case.has_backward
         notes = [f"forward {self.forward_config}"] * (self.case.mode != "bwd") + [
+            f"backward {self.backward_config}",
             "backward deterministic" if self.backward_config.deterministic
             else "backward adds up dQ by fp32 atomics, in another order each time"] * trains
         return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,

@@ -24,6 +24,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attnbench.kernels.hopper import is_rows
 from attnbench.kernels.hstu_dense_backward import launch_backward, workspace_shape
 from attnbench.kernels.hstu_dense_configs import (
     BackwardConfig,
@@ -32,6 +33,8 @@ from attnbench.kernels.hstu_dense_configs import (
     RowConfig,
     backward_config,
     forward_config,
+    hopper_columns_config,
+    hopper_forward_config,
 )
 from attnbench.kernels.hstu_dense_forward import hstu_dense_forward, launch_forward
 from attnbench.kernels.hstu_dense_problem import (
@@ -42,49 +45,87 @@ from attnbench.kernels.hstu_dense_problem import (
     default_alpha,
     wrong,
 )
+from attnbench.kernels.hstu_hopper_tiles import LEAST_ALPHA
 
 __all__ = ["BackwardConfig", "ColumnConfig", "ForwardConfig", "Problem", "RowConfig", "backward_config",
            "check_tensors", "check_values", "configs_of", "default_backward", "default_forward", "forward_config",
            "hstu_attention", "launch_backward", "launch_forward", "workspace_shape"]
 
 
-def default_forward(q: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
-    """Tuned default for these tensors on their card."""
-    return forward_config(_capability(q), q.element_size(), max(q.shape[2], v.shape[2]), max_seqlen)
+def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
+    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    hopper = None
+    if all(map(is_rows, (q, k, v))):
+        hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+    return hopper or forward_config(*_shape(q, v), max_seqlen)
 
 
-def default_backward(q: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool) -> BackwardConfig:
-    """Tuned default for these tensors on their card."""
-    found = backward_config(_capability(q), q.element_size(), max(q.shape[2], v.shape[2]), max_seqlen,
-                            deterministic=deterministic)
-    if q.dtype != torch.float16:
-        return found
-    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
-    return BackwardConfig(columns=replace(found.columns, silu="exp"),
-                          rows=found.rows and replace(found.rows, silu="exp"))
-
-
-def configs_of(q: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any]) -> tuple[ForwardConfig,
-                                                                                           BackwardConfig]:
-    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the cuts by kernel.
+def default_backward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool,
+                     alpha: float | None = None) -> BackwardConfig:
+    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable.
 
     Args:
-        q: whose card, precision and dims the defaults are for.
+        q: [Tq, H, D], whose card, precision, dims and strides it is for.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        max_seqlen: most rows of a sequence.
+        deterministic: every sum has one order; that for Hopper is not.
+        alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 that for Hopper cannot hide what is masked.
+    """
+    hopper = None
+    small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
+    if not deterministic and not small and all(map(is_rows, (q, k, v))):
+        hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+    found = BackwardConfig(columns=hopper, rows=None) if hopper else backward_config(
+        *_shape(q, v), max_seqlen, deterministic=deterministic)
+    return _precise(found, q.dtype)
+
+
+def configs_of(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *,
+               alpha: float | None = None) -> tuple[ForwardConfig, BackwardConfig]:
+    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the cuts by kernel.
+
+    A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
+    portable default, so that what a change leaves out does not depend on which of them a card prefers.
+
+    Args:
+        q: whose card, precision, dims and strides the defaults are for.
+        k: the same.
         v: the same.
         max_seqlen: most rows of a sequence.
         changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
             column kernel is ``atomic`` or, deterministic, ``columns``.
+        alpha: factor of the scores; None: 1 / sqrt(D).
     """
-    forward = default_forward(q, v, max_seqlen)
-    backward = default_backward(q, v, max_seqlen, deterministic=changes.get("deterministic", False))
-    columns = changes.get("columns" if backward.deterministic else "atomic", {})
-    rows = backward.rows and replace(backward.rows, **changes.get("rows", {}))
-    return (replace(forward, **changes.get("forward", {})),
-            BackwardConfig(columns=replace(backward.columns, **columns), rows=rows))
+    deterministic = changes.get("deterministic", False)
+    forward = default_forward(q, k, v, max_seqlen)
+    if rows := changes.get("forward"):
+        forward = replace(forward_config(*_shape(q, v), max_seqlen), **rows)
+    backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha)
+    columns = changes.get("columns" if deterministic else "atomic", {})
+    if columns:
+        backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
+    if columns.get("order") == "ws":
+        columns = {"split": False} | columns  # that kernel holds dK and dV at once, at every dim
+    return forward, BackwardConfig(columns=replace(backward.columns, **columns),
+                                   rows=backward.rows and replace(backward.rows, **changes.get("rows", {})))
+
+
+def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
+    if dtype != torch.float16:
+        return config
+    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
+    return BackwardConfig(columns=replace(config.columns, silu="exp"),
+                          rows=config.rows and replace(config.rows, silu="exp"))
+
+
+def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
+    return _capability(q), q.element_size(), max(q.shape[2], v.shape[2])
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else (0, 0)
+    compiled = isinstance(hstu_dense_forward, triton.JITFunction)
+    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
 
 
 class _HstuAttention(torch.autograd.Function):
@@ -102,7 +143,9 @@ class _HstuAttention(torch.autograd.Function):
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        dout = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
+        dout = grads[0]
+        if dout.stride(2) != 1 or (ctx.config.columns.hopper and not is_rows(dout)):
+            dout = dout.clone(memory_format=torch.contiguous_format)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         shape = workspace_shape(q, ctx.config)
         workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -138,19 +181,20 @@ def hstu_attention(
         max_attn_len: a row sees at most so many rows back; None: all.
         deterministic: of the backward: the same bits each time, at seven products instead of five; the forward
             always is.
-        forward: cut of the kernel; None: the tuned default.  `replace(default_forward(q, v, max_seqlen), block_m=128,
-            block_n=128, warps=8, stages=2, order="ws")` is one of the kernel for Hopper, which no default is of.
-        backward: cut of the kernels; None: the tuned default.  Columns with order="ws" and atomic=True are those for
-            Hopper.
+        forward: cut of the kernel; None: the tuned default, which is of the kernel for Hopper where that takes the
+            tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else the portable one; `default_forward`
+            says which.  `ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")` is one for Hopper.
+        backward: cut of the kernels; None: the tuned default, chosen alike, with deterministic=True the portable one.
+            Columns with order="ws" and atomic=True are those for Hopper; a dO that they cannot describe is copied.
         validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
 
     Returns:
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut for Hopper
-            is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe; no
-            other runs in its place.  Of the backward's some of that comes with the backward.
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut given for
+            Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
+            no other runs in its place.  Of the backward's some of that comes with the backward.
     """
     problem = Problem(
         offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
@@ -162,8 +206,8 @@ def hstu_attention(
     if validate:
         check_values(q, k, v, problem)
     check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-    forward = forward or default_forward(q, v, max_seqlen)
-    backward = backward or default_backward(q, v, max_seqlen, deterministic=deterministic)
+    forward = forward or default_forward(q, k, v, max_seqlen)
+    backward = backward or default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=problem.alpha)
     if deterministic and not backward.deterministic:
         raise wrong("backward.columns.atomic", True, "is not deterministic, which deterministic=True asks for",
                     "columns and rows, or None")

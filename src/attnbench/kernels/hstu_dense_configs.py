@@ -1,6 +1,7 @@
 """How the dense HSTU kernels are cut: tiles, warps, stages, code paths, and the tuned defaults.
 
-The defaults are data, in ``hstu_dense.toml`` beside this file: the first row that fits is taken.
+The defaults are data, in ``hstu_dense.toml`` beside this file: the first row that fits is taken.  Those of the kernels
+for Hopper have tables of their own, for not every problem is one of these kernels'.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def hopper_columns_fault(
 
 
 def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> ForwardConfig:
-    """Tuned default of the forward.
+    """Tuned default of the portable forward.
 
     Args:
         capability: of the card; (0, 0) is the interpreter.
@@ -235,23 +236,55 @@ def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqle
 def backward_config(
     capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, deterministic: bool
 ) -> BackwardConfig:
-    """Tuned default of the backward; arguments as in `forward_config`."""
+    """Tuned default of the portable backward; arguments as in `forward_config`."""
     if not deterministic:
         return BackwardConfig(columns=_pick("atomic", ColumnConfig, capability, item_bytes, dim, seqlen), rows=None)
     return BackwardConfig(columns=_pick("columns", ColumnConfig, capability, item_bytes, dim, seqlen),
                           rows=_pick("rows", RowConfig, capability, item_bytes, dim, seqlen))
 
 
+def hopper_forward_config(
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+) -> ForwardConfig | None:
+    """Tuned default of the Hopper forward; None where that kernel cannot be launched so.
+
+    Args:
+        capability: of the card; (0, 0) is the interpreter.
+        item_bytes: of an element.
+        attn_dim: of queries and keys.
+        linear_dim: of values.
+        seqlen: most rows of a sequence.
+    """
+    if capability != (9, 0) or item_bytes != 2:
+        return None
+    found = _pick("hopper_forward", ForwardConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
+    return None if fault else found
+
+
+def hopper_columns_config(
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+) -> ColumnConfig | None:
+    """Tuned default of the Hopper backward, which is atomic; as of `hopper_forward_config`."""
+    if capability != (9, 0) or item_bytes != 2:
+        return None
+    found = _pick("hopper_atomic", ColumnConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    fault = hopper_columns_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim,
+                                 linear_dim=linear_dim)
+    return None if fault else found
+
+
 def tuned(kernel: str) -> list[dict[str, Any]]:
-    """Rows of the table for forward, columns, rows or atomic, in the order they are tried."""
+    """Rows of a table, in the order they are tried: forward, columns, rows, atomic, hopper_forward, hopper_atomic."""
     return list(_table()[kernel])
 
 
 def config_of(kernel: str, row: Mapping[str, Any]) -> _Tiles:
     """The cut a row of the table stands for."""
-    cls: type[_Tiles] = {"forward": ForwardConfig, "rows": RowConfig}.get(kernel, ColumnConfig)
+    cls: type[_Tiles] = {"forward": ForwardConfig, "hopper_forward": ForwardConfig, "rows": RowConfig}.get(
+        kernel, ColumnConfig)
     values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls) if field.name in row}
-    if kernel == "atomic":
+    if kernel.endswith("atomic"):
         values["atomic"] = True
     return cls(**values)
 
