@@ -32,7 +32,7 @@ def make(case, seed=1):
 
 @pytest.mark.parametrize(("selector", "values"), [
     ("flash-triton", {"causal": True, "nheads_kv": 1, "seqlen_k": 51}),
-    ("flash-triton[m64n64w4s1-ahead-fused]", {"window": (9, 3), "lengths": "40:17"}),
+    ("flash-triton[m64n64w4s1-fused]", {"window": (9, 3), "lengths": "40:17"}),
     ("flash-triton", {"causal": True, "mode": "fwd-bwd"}),
 ])
 def test_right_through_the_seam(selector, values):
@@ -140,8 +140,76 @@ def test_cuts_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
     with pytest.raises(ValueError, match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
-                                         r"for sm_90, not sm_100; ahead$"):
+                                         r"for sm_90, not sm_100; plain$"):
         kernels.flash_attention(x, x, x, forward="m128n128w8s2-tma-ws")
+
+
+def test_an_order_that_is_wrong_on_a_card_is_refused_there_by_name(monkeypatch):
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
+    said = "^flash_attention: forward=m64n64w4s2-ahead has the order ahead, which on sm_90 is wrong: the product still"
+    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    with pytest.raises(ValueError, match=said):
+        kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
+    monkeypatch.setattr("attnbench.kernels.flash_forward.capability_of", lambda x: (9, 0))
+    problem = kernels.problem_of(x, x, x)
+    with pytest.raises(ValueError, match=said):
+        kernels.launch_forward(x, x, x, x, torch.zeros(1, 1, 40), problem, kernels.parse("m64n64w4s2-ahead"))
+    monkeypatch.setattr(kernels, "capability_of", lambda x: (8, 0))
+    with pytest.raises(ValueError, match="no compiled kernels"):
+        kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
+
+
+STRIDES = {
+    "as-they-come": (lambda x: x, True), "packed": (lambda x: x.flatten(0, 1), True),
+    "of-one-tensor": (lambda x: x.repeat(1, 1, 1, 3)[..., :64], True),
+    "heads-first": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), False),
+    "8-byte-rows": (lambda x: torch.zeros(2, 40, 2, 68, dtype=x.dtype)[..., :64], False),
+    "shared-heads": (lambda x: x[:, :, :1].expand(2, 40, 4, 64), False),
+    "unaligned": (lambda x: torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape), False),
+    "none": (lambda x: x[:, :0], False),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, monkeypatch):
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    change, hopper = STRIDES[name]
+    x = change(torch.zeros(2, 40, 2, 64, dtype=torch.bfloat16))
+    offsets = {"cu_seqlens_q": torch.tensor([0, 40, 80], dtype=torch.int32), "max_seqlen_q": 40}
+    problem = kernels.problem_of(x, x, x, **(offsets if x.dim() == 3 else {}))
+    assert kernels.default_forward(x, x, x, problem).order == ("pp" if hopper else "plain")
+    assert (kernels.default_backward(x, x, x, problem).order == "ws") == hopper
+    assert kernels.default_backward(x, x, x, problem, deterministic=True).deterministic
+
+
+@pytest.mark.parametrize(("dims", "forward", "backward"), [
+    ((128, 96), "pp", "ws"), ((128, 64), "plain", "ws"), ((256, 256), "pp", "early"), ((60, 60), "plain", "early"),
+    ((16, 16), "plain", "ws"), ((64, 60), "plain", "early")])
+def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backward, monkeypatch):
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    # Rows 16 bytes apart whatever the dims: of the slices of one tensor.
+    q, v = (torch.zeros(1, 40, 2, 256, dtype=torch.bfloat16)[..., :dim] for dim in dims)
+    problem = kernels.problem_of(q, q, v)
+    assert kernels.default_forward(q, q, v, problem).order == forward
+    assert (kernels.default_backward(q, q, v, problem).order == "ws") == (backward == "ws")
+
+
+def test_the_gradient_of_the_output_is_laid_out_for_the_kernel_whatever_autograd_gives():
+    kernels = pytest.importorskip("attnbench.kernels.flash")
+    hopper = pytest.importorskip("attnbench.kernels.hopper")
+    ws, portable = map(kernels.parse_backward, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
+    plain = torch.randn(2, 40, 3, 64)
+    for grad in (plain, plain.transpose(1, 2).contiguous().transpose(1, 2), plain[:, :, :1].expand(plain.shape),
+                 torch.ones(1).expand(plain.shape)):
+        for config in (ws, portable):
+            found = kernels._rows_of_grad(grad, config)
+            assert torch.equal(found, grad)
+            assert found.stride(-1) == 1
+            assert hopper.is_rows(found) or config is portable
+    assert kernels._rows_of_grad(plain, ws) is plain
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
@@ -196,19 +264,22 @@ def test_of_a_backward_too_the_nearest_valid_one_is_near(values, short, near):
     resolve(f"flash-triton[{near}]", case).check(case, HOPPER)
 
 
-def test_where_no_tile_is_as_short_as_the_rows_there_is_no_nearest_one():
-    with pytest.raises(UsageError, match=r"length: it has tiles m128 for 1 rows; at most m16$"):
+def test_where_no_tile_is_as_short_as_the_rows_the_smallest_is_the_nearest():
+    with pytest.raises(UsageError, match=r"length: it has tiles n128 for 1 rows; at most n32; the nearest valid one is "
+                                         r"m128n32w8s2-tma-ws$"):
         resolve("flash-triton[m128n128w8s2-tma-ws]", case_of(seqlen=1, headdim=128, dtype="bf16"))
 
 
 @pytest.mark.parametrize(("short", "said"), [
     ("m128n128w8s2-ws-tma", "is not how it is spelled; m128n128w8s2-tma-ws; the nearest valid one is "
                             "m128n128w8s2-tma-ws$"),
-    ("m128n128w8s2-tma-ahead1", "has the word ahead1; .*; the nearest valid one is m128n128w8s2-tma-ahead$"),
+    ("m128n128w8s2-tma-pp1", "has the word pp1; .*; the nearest valid one is m128n128w8s2-tma-pp$"),
+    ("m128n128w8s2-tma-ahead", "is not valid, ahead: it has the order ahead, which on sm_90 is wrong: the product "
+                               "still reads the weights' registers; .*the nearest valid one is m128n128w8s2-tma$"),
     ("m128n128w8s4-tma", "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
                          "the nearest valid one is m128n128w8s3-tma$"),
-    ("m128n128w8s2-tma-ahed", "has the word ahed; one of tma, .*the nearest valid one is m128n128w8s2-tma-ahead$"),
-    ("fast", "is not a short form; such as m128n128w8s3-tma-ahead; the nearest valid one is m"),
+    ("m128n128w8s2-tma-fuse", "has the word fuse; one of tma, .*the nearest valid one is m128n128w8s2-tma-fused$"),
+    ("fast", "is not a short form; such as m128n128w8s2-tma-pp; the nearest valid one is m"),
 ])
 def test_an_invalid_configuration_is_answered_with_what_is_wrong_and_the_nearest(short, said, capsys):
     command = ["run", "quick", "--device", "cpu", "--no-save", "--dtype", "fp16", "--headdim", "128"]
@@ -222,7 +293,8 @@ def test_an_invalid_configuration_is_answered_with_what_is_wrong_and_the_nearest
 def test_configurations_are_listed_by_name(capsys):
     assert main(["list", "configs", "flash-triton"]) == 0
     listed = capsys.readouterr().out
-    assert "flash-triton[m128n128w8s2-tma-ahead-fused]" in listed
+    assert "flash-triton[m128n128w8s2-tma-fused]" in listed
+    assert "-ahead" not in listed
     assert "block_m" in listed
 
 

@@ -39,7 +39,7 @@ def jobs_of(short, item_bytes, dim, capability, *, every=False, **mask):
 
 
 def jobs_to_hold(*, oldest):
-    """The kernels of the 16-bit defaults, each on the first card it is for; 256 dims not of sm_80.
+    """The kernels of the portable 16-bit defaults, each on the first card it is for; 256 dims not of sm_80.
 
     The oldest Triton is spared all but the atomics of sm_90.  A deterministic backward's column kernel is that of the
     atomics without its atomics: of 128 dims alone.
@@ -50,7 +50,7 @@ def jobs_to_hold(*, oldest):
         deterministic = parse_backward(short).deterministic
         if card == 0 or row["item_bytes"] > 2 or (card, dim) == (8, 256) or (oldest and card != 9):
             continue
-        if deterministic and (oldest or dim == 64):
+        if parse_backward(short).order == "ws" or (deterministic and (oldest or dim == 64)):
             continue
         wanted = ["rows"] if deterministic else ["columns"]
         if (card, dim) == (9, 128):

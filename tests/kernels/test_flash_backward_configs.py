@@ -122,10 +122,20 @@ def test_an_older_card_has_no_tma_and_less_shared_memory():
 def test_the_space_has_the_default_and_only_what_the_rules_leave(capability, dim, deterministic):
     given_ = capability, 2, dim, dim
     found = list(configs.backward_space(*given_, deterministic=deterministic))
-    assert configs.backward_config(capability, 2, dim, deterministic=deterministic) == found[0]
+    assert configs.backward_config(capability, 2, dim, deterministic=deterministic, hopper=True) == found[0]
     assert len(found) == len({config.short for config in found})
     assert all(why_not(config, *given_) is None and config.deterministic == deterministic for config in found)
     assert len(found) >= 5
+
+
+def test_on_hopper_the_default_is_its_own_kernel_up_to_128_dims():
+    for dim, short in ((8, HOPPER[64]), (64, HOPPER[64]), (72, HOPPER[128]), (128, HOPPER[128])):
+        for packed in (False, True):
+            assert configs.backward_config((9, 0), 2, dim, packed=packed, hopper=True).short == short
+        for card, item_bytes, changes in (((9, 0), 2, {}), ((9, 0), 2, {"hopper": True, "deterministic": True}),
+                                          ((9, 0), 4, {"hopper": True}), ((10, 0), 2, {"hopper": True})):
+            assert configs.backward_config(card, item_bytes, dim, **changes).order != "ws"
+    assert configs.backward_config((9, 0), 2, 256, hopper=True).order != "ws"
 
 
 def test_every_card_precision_and_dim_has_a_default_that_the_rules_leave():

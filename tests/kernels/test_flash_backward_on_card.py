@@ -60,7 +60,7 @@ def truth_of(case, inputs):
 
 def default(dim, case, *, deterministic=False, item_bytes=2):
     return backward_config(torch.cuda.get_device_capability(), item_bytes, dim, deterministic=deterministic,
-                           packed=case.packed)
+                           packed=case.packed, hopper=True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -25,8 +25,8 @@ from attnbench.kernels.flash_configs import (
     registers,
     shared_bytes,
     space,
-    tuned,
 )
+from attnbench.kernels.flash_defaults import forward_config, tuned
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 CONFIGS = st.builds(
@@ -60,7 +60,7 @@ def _reads(text):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("m128n128w8", "is not a short form; such as m128n128w8s3-tma-ahead"),
+    ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
     ("m128n128w8s2-wibble", "has the word wibble; one of tma, ahead, ws, pp, fused, mix, persistent, r128, l8"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -91,6 +91,8 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("warpgroups", "m128n64w8s1-tma-pp", LONG),
     ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
     ("warpgroups", "m192n64w8s2", LONG),
+    ("ahead", "m128n128w8s2-tma-ahead", LONG),
+    ("ahead", "m64n64w4s2-ahead-fused", replace(LONG, packed=True)),
     ("registers", "m192n128w12s2-tma-pp", LONG),
     ("registers", "m192n128w12s2-tma-ws", replace(LONG, dim=64, dim_v=64)),
     ("registers", "m128n128w8s2-tma-ws", replace(LONG, dim=256, dim_v=256)),
@@ -105,6 +107,8 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("tma", "m128n64w8s2-tma", replace(LONG, dim=60)),
     ("tma", "m128n64w8s2-tma", replace(LONG, capability=(8, 0))),
     ("length", "m128n64w8s2", replace(LONG, seqlen_q=33)),
+    ("length", "m192n64w12s2-tma-pp", replace(LONG, seqlen_q=127)),
+    ("length", "m128n128w8s2-tma-pp", replace(LONG, seqlen_k=33)),
 ])
 def test_every_rule_leaves_something_out_and_says_why(rule, short, shape):
     name, said = fault(parse(short), shape)
@@ -127,7 +131,8 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
     assert {(config.order, config.grid, config.warps) for config in found if config.order in HOPPER} == {
         *product(HOPPER, WORDS["grid"], WARPGROUPS)}
     for name, words in WORDS.items():
-        assert {getattr(config, name) for config in found} == set(words)
+        assert {getattr(config, name) for config in found} == set(words) - {"ahead"}
+    assert {config.order for config in space(replace(LONG, capability=(8, 0)))} == {"plain", "ahead"}
     for dim in (32, 64, 256):
         assert len(space(replace(LONG, dim=dim, dim_v=dim))) >= 100
 
@@ -142,27 +147,51 @@ def test_the_nearest_is_valid_and_a_valid_one_of_the_space_is_its_own(config, di
 
 
 def test_the_nearest_changes_as_little_as_it_can():
-    assert nearest("m128n128w8s4-tma-ahead-fused", LONG) == "m128n128w8s3-tma-ahead-fused"
-    assert nearest("m128n64w8s3-tma-ahead-fuzed", LONG) == "m128n64w8s3-tma-ahead-fused"
+    assert nearest("m128n128w8s4-tma-fused", LONG) == "m128n128w8s3-tma-fused"
+    assert nearest("m128n64w8s3-tma-fuzed", LONG) == "m128n64w8s3-tma-fused"
+    assert nearest("m128n128w8s2-tma-ahead-fused", LONG) == "m128n128w8s2-tma-fused"
     assert nearest("m128n128w8s2-pp", LONG) == "m128n128w8s2-tma-pp"
     assert nearest("m192n128w12s3-tma-ws-persistent", LONG) == "m192n64w12s3-tma-ws-persistent"
     assert nearest("m128n128w8s2-tma-pp", replace(LONG, capability=(10, 0))) == "m128n128w8s2-tma"
 
 
+@pytest.mark.parametrize("order", ["plain", *HOPPER])
+@pytest.mark.parametrize("length", [1, 16, 33, 127])
+def test_sequences_shorter_than_any_tile_have_the_smallest_of_every_order(order, length):
+    for seqlens in ({"seqlen_q": length}, {"seqlen_k": length}, {"seqlen_q": length, "seqlen_k": length}):
+        assert order in {config.order for config in space(replace(LONG, **seqlens))}, seqlens
+
+
 def test_defaults_are_valid_on_their_cards():
     for row in tuned():
-        for major in row.get("cards", [8]):
-            shape = Shape(dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"],
-                          packed=row.get("packed", False), capability=(major, 0))
+        for major, packed in product(row.get("cards", [8]), (False, True)):
+            shape = Shape(dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"], packed=packed,
+                          capability=(major, 0))
             assert major == 0 or fault(parse(row["config"]), shape) is None, row
+        assert parse(row["config"]).order != "ahead"
+        assert set(row) <= {"cards", "item_bytes", "dim", "seqlen", "right", "config", "card", "date"}
+        assert ("card" in row) == ("date" in row)
+
+
+@pytest.mark.parametrize(("dim", "short"), [
+    (40, "m128n128w8s3-tma-pp"), (64, "m128n128w8s3-tma-pp"), (96, "m128n128w8s2-tma-pp"),
+    (128, "m128n128w8s2-tma-pp"), (256, "m128n64w8s2-tma-pp")])
+def test_on_hopper_the_default_is_its_own_kernel_persistent_where_rows_are_few_or_alike(dim, short):
+    given_ = (9, 0), 2, dim
+    assert forward_config(*given_, 4096, right=True, hopper=True).short == short
+    for seqlen, right in ((4096, False), (2048, True), (1, True)):
+        assert forward_config(*given_, seqlen, right=right, hopper=True).short == f"{short}-persistent"
+    for capability, item_bytes, hopper in (((9, 0), 2, False), ((9, 0), 4, True), ((10, 0), 2, True),
+                                           ((8, 0), 2, True), ((0, 0), 2, True)):
+        assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"
 
 
 def test_estimates_are_those_worked_out_by_hand():
-    config = parse("m128n128w8s2-tma-ahead-fused")
+    config = parse("m128n128w8s2-tma-fused")
     # Queries 128 × 128, two stages of 128 keys and values of 128 dims, two bytes each.
     assert shared_bytes(config, LONG) == 2 * (128 * 128 + 2 * 128 * 256)
-    # Output and scores 64 of 256 threads each, the weights of two tiles in halves, and 32.
-    assert registers(config, LONG) == 64 + 64 + 2 * 32 + 32
+    # Output and scores 64 of 256 threads each, the weights in halves, and 32.
+    assert registers(config, LONG) == 64 + 64 + 32 + 32
     config = parse("m128n128w8s2-tma-pp-persistent")
     # The next queries beside these; scores become the next weights in place, so only one tile of those is more.
     assert shared_bytes(config, LONG) == 2 * (2 * 128 * 128 + 2 * 128 * 256)

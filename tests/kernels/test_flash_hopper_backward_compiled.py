@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels import flash_backward, flash_hopper_backward
-from attnbench.kernels.flash_backward_configs import parse_backward, why_not
+from attnbench.kernels.flash_backward_configs import parse_backward, tuned_backward, why_not
 from attnbench.kernels.flash_problem import problem_of
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
@@ -40,6 +40,11 @@ def jobs():
                                            flash_backward.workspace_of(q, problem, config))
         found += [replace(job, label=label) for job in one]
     return found
+
+
+def test_every_default_of_the_kernel_is_compiled():
+    shipped = {row["config"] for row in tuned_backward() if parse_backward(row["config"]).order == "ws"}
+    assert shipped == {short for short, *_ in JOBS.values()}
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from attnbench.kernels import flash_forward, flash_hopper_forward
 from attnbench.kernels.flash_configs import HOPPER, Shape, fault, parse, shared_bytes
+from attnbench.kernels.flash_defaults import tuned
 from attnbench.kernels.flash_problem import lse_shape, problem_of
 
 from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
@@ -19,9 +20,10 @@ BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
 CELLS = {
     "pinned": [("m128n128w8s2-tma-pp", 128, CAUSAL, False), ("m128n64w8s2-tma-pp", 256, CAUSAL, False),
+               ("m128n128w8s3-tma-pp-persistent", 64, FULL, False),
                ("m192n64w12s3-tma-ws-persistent", 64, WINDOW, True)],
     "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m128n128w8s3-tma-ws", 64, CAUSAL, False),
-            ("m128n64w8s2-tma-pp", 256, FULL, False)],
+            ("m128n128w8s3-tma-pp", 64, CAUSAL, False), ("m128n64w8s2-tma-pp-persistent", 256, FULL, False)],
 }
 "Short form, dim, mask, packed."
 
@@ -85,5 +87,9 @@ def test_nothing_is_compiled_anew_for_another_batch_head_length_or_window():
     assert numbers == {name for name in params if params[name].do_not_specialize}
 
 
-def test_every_order_is_compiled():
+def test_every_default_and_every_order_is_compiled():
+    held = {(cell[0], cell[1]) for cells in CELLS.values() for cell in cells}
+    shipped = {(row["config"], row["dim"]) for row in tuned() if parse(row["config"]).order in HOPPER}
+    assert shipped
+    assert shipped <= held
     assert {parse(cell[0]).order for cells in CELLS.values() for cell in cells} == set(HOPPER)

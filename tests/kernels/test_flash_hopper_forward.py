@@ -204,7 +204,7 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
 
 @pytest.mark.parametrize(("short", "dtype", "said"), [
     ("m128n64w8s1-tma-pp", torch.bfloat16, "reads a tile while it waits for the next; s2"),
-    (TWO, torch.float32, "multiplies 16-bit numbers; plain or ahead"),
+    (TWO, torch.float32, "multiplies 16-bit numbers; plain"),
 ])
 def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, said):
     q, k, v = (x.to(dtype) for x in given_rows(10, 10))
@@ -222,5 +222,5 @@ def test_right_through_the_seam_and_refused_on_other_cards():
     assert launch.notes == (f"forward {TWO}-persistent",)
     backend.check(case, Machine("cuda", (9, 0)))
     for capability in ((8, 0), (10, 0), (12, 0)):
-        with pytest.raises(Unsupported, match=r"is for sm_90, not sm_\d+; ahead; the nearest valid one is m"):
+        with pytest.raises(Unsupported, match=r"is for sm_90, not sm_\d+; plain; the nearest valid one is m"):
             backend.check(case, Machine("cuda", capability))

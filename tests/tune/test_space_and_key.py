@@ -67,10 +67,10 @@ def test_a_short_form_may_be_one_that_the_backend_reads_without_listing_it(monke
 
 def test_a_wildcard_that_means_none_of_hundreds_is_answered_shortly():
     backend, case = all_backends()["flash-triton"], load_workload("attention").case({"headdim": 128, "dtype": "bf16"})
-    said = (r"^test: --configs=\*-ahead1 means none of the \d{3} there are; see `attnbench list configs flash-triton`, "
-            r"which takes the shape too; did you mean \S+-ahead\?$")
+    said = (r"^test: --configs=\*-persistent1 means none of the \d{3} there are; see `attnbench list configs "
+            r"flash-triton`, which takes the shape too; did you mean \S+-persistent\?$")
     with pytest.raises(UsageError, match=said):
-        space(backend, case, ("*-ahead1",), "test")
+        space(backend, case, ("*-persistent1",), "test")
 
 
 @pytest.mark.parametrize(("values", "rounded"), [

@@ -1,6 +1,6 @@
 """``flash-triton``: our FlashAttention.
 
-A configuration is the forward's (``m128n128w8s3-tma-ahead``, or every field of it by name), the backward's
+A configuration is the forward's (``m128n128w8s2-tma-pp``, or every field of it by name), the backward's
 (``b64x128w8s2-atomic``) or both (``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with an ``r…`` cut
 is deterministic.
 """
@@ -165,8 +165,9 @@ class _Session(Buffers):
         self.problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale, **packed)
         kernels.check_values(self.problem, q, k)
         forward, backward = split(short)
-        self.config: ForwardConfig = parse(forward) if forward else kernels.default_forward(q, v, self.problem)
-        self.backward_config = parse_backward(backward) if backward else kernels.default_backward(q, v)
+        self.config: ForwardConfig = parse(forward) if forward else kernels.default_forward(q, k, v, self.problem)
+        self.backward_config = parse_backward(backward) if backward else kernels.default_backward(
+            q, k, v, self.problem)
         self.out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         self.lse = torch.empty(kernels.lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
         self.grads: dict[str, Tensor] = {}

@@ -22,9 +22,18 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash_backward import launch_backward, workspace_of
 from attnbench.kernels.flash_backward_configs import BackwardConfig, backward_config, parse_backward
-from attnbench.kernels.flash_configs import HOPPER, ForwardConfig, Shape, forward_config, hopper_fault, parse
+from attnbench.kernels.flash_configs import HOPPER, ForwardConfig, Shape, ahead_fault, hopper_fault, parse
+from attnbench.kernels.flash_defaults import forward_config
 from attnbench.kernels.flash_forward import flash_forward, launch_forward
-from attnbench.kernels.flash_problem import Problem, capability_of, check_device, check_values, lse_shape, problem_of
+from attnbench.kernels.flash_problem import (
+    Problem,
+    block_of,
+    capability_of,
+    check_device,
+    check_values,
+    lse_shape,
+    problem_of,
+)
 
 __all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
            "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",
@@ -34,34 +43,53 @@ WHO = "flash_attention"
 _Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
 
 
-def default_forward(q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    """Tuned default for these tensors on their card."""
+def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    # Its products are of 32 columns at least, and keys' and values' as wide.
+    blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
     return forward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]), problem.max_seqlen_k,
-                          masked=problem.left is not None or problem.right is not None, packed=problem.packed)
+                          right=problem.right is not None,
+                          hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v))
 
 
-def default_backward(q: Tensor, v: Tensor, *, deterministic: bool = False) -> BackwardConfig:
-    """Tuned default for these tensors on their card."""
+def default_backward(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
+) -> BackwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
     return backward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]),
-                           deterministic=deterministic)
+                           deterministic=deterministic, packed=problem.packed, hopper=_hopper_takes(q, k, v))
+
+
+def _hopper_takes(*tensors: Tensor) -> bool:
+    """Whether tensor maps can describe these, and what is allocated like them, for the kernels of sm_90."""
+    if _capability(tensors[0]) != (9, 0):
+        return False
+    from attnbench.kernels.hopper import is_rows
+
+    return all(is_rows(x) and x.shape[-1] % 8 == 0 for x in tensors)
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
     return capability_of(x) or (0, 0)
 
 
-def _forward_of(given: ForwardConfig | str | None, q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    config = _read("forward", parse, given) or default_forward(q, v, problem)
+def _forward_of(
+    given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem
+) -> ForwardConfig:
+    config = _read("forward", parse, given) or default_forward(q, k, v, problem)
+    wrong = ahead_fault(config, capability_of(q))
     if config.order in HOPPER:
-        shape = Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(),
-                      capability=capability_of(q) or (9, 0))
-        if wrong := hopper_fault(config, shape):
-            raise ValueError(f"{WHO}: forward={config.short} {wrong}")
+        wrong = hopper_fault(config, Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(),
+                                           capability=capability_of(q) or (9, 0)))
+    if wrong:
+        raise ValueError(f"{WHO}: forward={config.short} {wrong}")
     return config
 
 
-def _backward_of(given: BackwardConfig | str | None, q: Tensor, v: Tensor, deterministic: bool) -> BackwardConfig:
-    config = _read("backward", parse_backward, given) or default_backward(q, v, deterministic=deterministic)
+def _backward_of(
+    given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
+) -> BackwardConfig:
+    config = _read("backward", parse_backward, given) or default_backward(q, k, v, problem, deterministic=deterministic)
     if deterministic and not config.deterministic:
         raise ValueError(f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
                          "a cut with r…, or None")
@@ -75,6 +103,15 @@ def _read(name: str, reader: Callable[[str], _Config], given: _Config | str | No
         return reader(given)
     except ValueError as why:
         raise ValueError(f"{WHO}: {name}={given} {'is not known; ' * (name == 'backward')}{why}") from None
+
+
+def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
+    """The output's gradient as the kernels take it: autograd lays it out as it likes, so it is copied where need be."""
+    if config.order == "ws":
+        from attnbench.kernels.hopper import is_rows
+
+        return grad if is_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
+    return grad if grad.stride(-1) == 1 else grad.contiguous()
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -94,7 +131,7 @@ class _FlashAttention(torch.autograd.Function):
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        dout = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        dout = _rows_of_grad(grads[0], ctx.config)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         with torch.cuda.device_of(q):
             workspace = workspace_of(q, ctx.problem, ctx.config)
@@ -125,7 +162,7 @@ def flash_attention(
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
         deterministic: of the backward: the same bits each time; the forward always is.
         forward: cut of the kernel, or its word as on the command line (`flash_configs`), such as
-            "m128n128w8s2-tma-pp" of the Hopper path, which no default is of; None: the tuned default.
+            "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.
         backward: cut of the kernels, or its word (`flash_backward_configs`), such as "b64x128w8s2-atomic-tma-ws" of
             the Hopper path; None: the tuned default.
         validate: look into the offsets too, and wait for the device.
@@ -137,13 +174,14 @@ def flash_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut of the
             Hopper path is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot
-            describe; no other runs in its place.  Of the backward's some of that comes with the backward.
+            describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
+            `ahead` is refused on sm_90, where it is wrong.
     """
     problem = problem_of(q, k, v, causal=causal, window=window, scale=scale, cu_seqlens_q=cu_seqlens_q,
                          cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if validate:
         check_values(problem, q, k)
-    cuts = _forward_of(forward, q, v, problem), _backward_of(backward, q, v, deterministic)
+    cuts = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
     check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
     out, lse = _FlashAttention.apply(q, k, v, problem, *cuts)
     return out, lse

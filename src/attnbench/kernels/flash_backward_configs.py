@@ -236,7 +236,9 @@ def backward_space(
 
     The two kernels of a deterministic backward do not know of each other, so each is varied with the other's default.
     """
-    default = backward_config(capability, item_bytes, max(dim, dim_v), deterministic=deterministic)
+    given = capability, item_bytes, max(dim, dim_v)
+    default = backward_config(*given, deterministic=deterministic)
+    shipped = backward_config(*given, deterministic=deterministic, hopper=not (dim % 8 or dim_v % 8))
     cuts = [Cut(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = LOADS if capability[0] not in range(1, 9) else LOADS[:1]
     hopper = [BackwardConfig(columns=Cut(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
@@ -247,8 +249,8 @@ def backward_space(
     found += [replace(default, masked_stages=2), *(replace(default, section_mib=mib) for mib in (8, 1000))]
     if deterministic:
         found += [replace(default, rows=cut) for cut in cuts]
-    for config in dict.fromkeys([default, *found]):
-        if config == default or why_not(config, capability, item_bytes, dim, dim_v) is None:
+    for config in dict.fromkeys([shipped, default, *found]):
+        if config in (shipped, default) or why_not(config, capability, item_bytes, dim, dim_v) is None:
             yield config
 
 
@@ -262,7 +264,8 @@ def nearest_backward(text: str, capability: tuple[int, int], item_bytes: int, di
 
 
 def backward_config(
-    capability: tuple[int, int], item_bytes: int, dim: int, *, deterministic: bool = False, packed: bool = False
+    capability: tuple[int, int], item_bytes: int, dim: int, *, deterministic: bool = False, packed: bool = False,
+    hopper: bool = False
 ) -> BackwardConfig:
     """Tuned default.
 
@@ -272,12 +275,13 @@ def backward_config(
         dim: the larger of the head dims.
         deterministic: the same bits each time, at seven products instead of five.
         packed: sequences lie one after another.
+        hopper: the kernel in flash_hopper_backward takes the tensors; else not the order `ws`.
     """
     for row in tuned_backward():
         config = parse_backward(row["config"])
         if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
                 and dim <= row["dim"] and packed == row.get("packed", packed)
-                and config.deterministic == deterministic):
+                and config.deterministic == deterministic and (hopper or config.order != "ws")):
             return config
     raise AssertionError(f"flash_backward.toml has no row for {capability}, {item_bytes}, {dim}")
 

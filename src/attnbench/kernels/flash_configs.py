@@ -1,10 +1,10 @@
 """How the flash forward is cut: tiles, warps, stages and code path, in words that are parsed back exactly.
 
-Short form, what differs from the defaults spelled out:  ``m128n128w8s3-tma-ahead-fused``
-Full form, every field:  ``block_m=128 block_n=128 warps=8 stages=3 loads=tma order=ahead mask=fused ...``
+Short form, what differs from the defaults spelled out:  ``m128n128w8s3-tma-pp-persistent``
+Full form, every field:  ``block_m=128 block_n=128 warps=8 stages=3 loads=tma order=pp mask=apart ...``
 
-Of the space the `RULES` leave out what cannot run or cannot be fast, each with its reason.  The tuned defaults are
-data, in ``flash.toml`` beside this file: the first row that fits is taken.  Imports without torch and Triton.
+Of the space the `RULES` leave out what cannot run, is wrong or cannot be fast, each with its reason.  The tuned
+defaults are in `flash_defaults`.  Imports without torch and Triton.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-_TABLE = Path(__file__).with_name("flash.toml")
 _SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
 WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "mask": ("apart", "fused"),
          "exp": ("unit", "mix"), "grid": ("tiles", "persistent")}
@@ -48,8 +44,9 @@ class ForwardConfig:
     loads: str = "pointer"
     "pointer, or tma: tiles by the tensor memory accelerator (sm_90 and later, and only of tensors aligned for it)"
     order: str = "plain"
-    """ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that;
-    ws: so too, while a warp of its own loads for warpgroups of 64 rows each; pp: these take turns (ping-pong)"""
+    """ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that
+    (not on sm_90); ws: so too, while a warp of its own loads for warpgroups of 64 rows each; pp: these take turns
+    (ping-pong)"""
     mask: str = "apart"
     "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
     exp: str = "unit"
@@ -125,7 +122,7 @@ def parse(text: str, *, spelled: bool = True) -> ForwardConfig:
 def _read_short(text: str) -> ForwardConfig:
     match = _SHORT.fullmatch(text)
     if match is None:
-        raise ValueError("is not a short form; such as m128n128w8s3-tma-ahead")
+        raise ValueError("is not a short form; such as m128n128w8s2-tma-pp")
     *numbers, tail = match.groups()
     values: dict[str, Any] = dict(zip(NUMBERS, map(int, numbers), strict=True))
     known = {word: (name, word) for name, words in WORDS.items() for word in words[1:]}
@@ -245,10 +242,10 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
-        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; ahead"),
-        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain or ahead"),
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
+        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
         (shape.block(shape.dim) != shape.block(shape.dim_v),
-         f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; ahead"),
+         f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain"),
         (config.loads != "tma", "loads by tensor maps alone; tma"),
         ((config.mask, config.exp, config.registers) != ("apart", "unit", None), "has no fused, mix or r…; without"),
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
@@ -256,6 +253,18 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
+
+
+def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> str | None:
+    """What keeps the order `ahead` from a card; None where nothing does, and of any other order.
+
+    The loop carries the weights as bits, so the compiler does not see that the product in flight reads them, and gives
+    their registers to the next tile's: on an H200 with Triton 3.6 the output was wrong or NaN.
+    """
+    if config.order != "ahead" or capability != (9, 0):
+        return None
+    return ("has the order ahead, which on sm_90 is wrong: "
+            "the product still reads the weights' registers; plain, ws or pp")
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -308,14 +317,19 @@ def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
 
 
 def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:
-    for name, block, length in (("m", config.block_m, shape.seqlen_q), ("n", config.block_n, shape.seqlen_k)):
-        if block > max(16, shape.block(length)):
-            return f"has tiles {name}{block} for {length} rows; at most {name}{max(16, shape.block(length))}"
+    # The smallest tile of an order is right for any length, only wasteful.
+    smallest = 128 if config.order in HOPPER else 64
+    for name, block, length, least in (("m", config.block_m, shape.seqlen_q, smallest),
+                                       ("n", config.block_n, shape.seqlen_k, 32)):
+        most = max(least, shape.block(length))
+        if block > most:
+            return f"has tiles {name}{block} for {length} rows; at most {name}{most}"
     return None
 
 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
-    "warpgroups": hopper_fault, "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
+    "warpgroups": hopper_fault, "ahead": lambda config, shape: ahead_fault(config, shape.capability),
+    "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
     "warps": _warps_without_rows, "narrow": _narrow_tiles, "register-cap": _idle_registers,
     "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
 }
@@ -337,7 +351,7 @@ def candidates() -> Iterator[ForwardConfig]:
         yield config
         # One at a time: what changes little, or only beside a few others.
         yield replace(config, registers=128 if warps == 8 else 168)
-        if loads == "tma" and order == "ahead" and exp == "unit":
+        if loads == "tma" and exp == "unit":
             yield replace(config, grid="persistent")
             yield from (replace(config, section_mib=mib) for mib in (8, 100))
     for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
@@ -367,34 +381,3 @@ def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
     numbers = sum(abs(math.log2(getattr(one, name) / getattr(other, name))) for name in ("block_m", "block_n", "warps"))
     words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
     return numbers + abs(one.stages - other.stages) / 2 + 2 * words + (one.order != other.order)
-
-
-# ── tuned defaults ─────────────────────────────────────────────────────────────────────────────────
-
-
-@cache
-def forward_config(
-    capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, masked: bool, packed: bool = False
-) -> ForwardConfig:
-    """Tuned default of the forward.
-
-    Args:
-        capability: of the card; (0, 0) is the interpreter.
-        item_bytes: of an element.
-        dim: the larger of head and value dim.
-        seqlen: most keys of a sequence.
-        masked: the mask has a bound.
-        packed: sequences lie one after another.
-    """
-    for row in tuned():
-        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
-                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)
-                and masked == row.get("masked", masked) and packed == row.get("packed", packed)):
-            return parse(row["config"])
-    raise AssertionError(f"flash.toml has no row for {capability}, {item_bytes}, {dim}, {seqlen}, {masked}")
-
-
-@cache
-def tuned() -> tuple[dict[str, Any], ...]:
-    """Rows of the table, in the order they are tried."""
-    return tuple(tomllib.loads(_TABLE.read_text(encoding="utf-8"))["forward"])

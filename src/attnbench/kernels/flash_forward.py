@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash_configs import HOPPER
-from attnbench.kernels.flash_problem import blocks_of, descriptor, group_of, processors, strides_of, takes_tma
+from attnbench.kernels.flash_configs import HOPPER, ahead_fault
+from attnbench.kernels.flash_problem import (
+    blocks_of,
+    capability_of,
+    descriptor,
+    group_of,
+    processors,
+    strides_of,
+    takes_tma,
+)
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
     load_tile,
@@ -251,8 +259,11 @@ def launch_forward(
         config: tiles and code path.
 
     Raises:
-        ValueError: the Hopper path was asked for and cannot describe a tensor; the one line says which.
+        ValueError: the Hopper path was asked for and cannot describe a tensor, or an order that is wrong on this card;
+            the one line says which.
     """
+    if config.order == "ahead" and (wrong := ahead_fault(config, capability_of(q))):
+        raise ValueError(f"flash_attention: forward={config.short} {wrong}")
     if config.order in HOPPER:
         from attnbench.kernels.flash_hopper_forward import launch_hopper_forward
 

@@ -345,7 +345,7 @@ def launch_hopper_forward(
     for name, x in tensors.items():
         if not is_rows(x):
             raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
-                             "heads a multiple of 16 bytes apart, sequences behind one another, or order=ahead")
+                             "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
     columns, groups = block_of(dim), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     described = [rows_of(x, rows[name], columns) for name, x in tensors.items()]
