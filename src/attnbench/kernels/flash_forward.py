@@ -6,7 +6,8 @@
     O / l,  lse = m + ln l          (Dao 2023, arXiv:2307.08691, algorithm 1; exponentials in base 2, c folded in)
 
 A row that sees no key has O = 0 and lse = -∞.  `ahead` puts the scores of a tile before the product with the values
-of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2).
+of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
+sm_90 it is wrong (`flash_configs.ahead_fault`).
 Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
 which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit
 the L2 together, and heads that share keys are neighbours.  No workspace.
