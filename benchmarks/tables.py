@@ -186,6 +186,23 @@ def compared(say: Say, path: Path) -> str:
                                             "then unclear", "seen from, median row")], rows)
 
 
+def compared_card(say: Say, path: Path) -> str:
+    """What a diff said of equal code, measured again and again on a card."""
+    data = json.loads(path.read_text("utf-8"))
+    rows = []
+    for name, diffs in data["grids"].items():
+        judged = sum(sum(one["verdicts"].values()) for one in diffs)
+        doubts = sum(one["verdicts"].get("unclear", 0) for one in diffs)
+        clock = max(one["largest_clock_change"] or 0.0 for one in diffs)
+        rows.append((name, f"{sum(bool(one['alarms']) for one in diffs)} {say('of')} {len(diffs)}",
+                     f"{doubts} {say('of')} {judged}", percent(max(one["largest_change"] for one in diffs)),
+                     percent(max(one["largest_time_change"] for one in diffs)), percent(clock),
+                     percent(statistics.median(seen for one in diffs for seen in one["smallest_seen"]))))
+    words = ("equal code, measured", "diffs with an alarm", "rows unclear", "largest change", "largest of the times",
+             "largest of the clocks", "seen from, median row")
+    return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
+
+
 def compared_speed(say: Say, path: Path) -> str:
     """How long a diff of two large runs took."""
     data = json.loads(path.read_text("utf-8"))["speed"]
@@ -291,6 +308,7 @@ TABLES = {
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "diff-simulated": Table(("diff-simulated.json",), compared),
+    "diff-h200": Table(("diff-h200.json",), compared_card),
     "tuner-simulated": Table(("tuner-simulated.json",), tuner),
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),

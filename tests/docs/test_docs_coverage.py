@@ -81,7 +81,7 @@ def flags() -> set[str]:
 
 OTHERS = {
     "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu", "--repeats",  # the scripts of the seeds
-    "--set", "--stats", "--kernel-name",  # of profilers
+    "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
     "--write", "--check", "--out", "--groups",  # of benchmarks/*.py
     "--version", "--no-build-isolation",
 }

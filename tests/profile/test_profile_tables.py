@@ -186,7 +186,7 @@ def test_csv_has_every_kernel_and_every_counter(ncu, nsys):
 
 def test_which_tables(ncu, nsys):
     titles = [table.title for table in tables.chosen("all", [ncu, nsys])]
-    assert titles == ["counters (ncu)", "ncu's advice", "kernels of fa (nsys)", "time by category", "copies of fa",
+    assert titles == ["counters (ncu)", "advice of ncu", "kernels of fa (nsys)", "time by category", "copies of fa",
                       "ranges of fa", "CUDA API of fa: time of the CPU, not of the GPU"]
     assert [table.title for table in tables.chosen("seed-003", [nsys])] == ["time of kernels"]
     assert tables.chosen("counters", [nsys]) == []

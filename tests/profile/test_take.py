@@ -37,12 +37,13 @@ def taken(fake_tools, tmp_path, rules, monkeypatch):
 def test_ncu_takes_and_reads(taken, fake_tools):
     found = taken("ncu", kernel="flash|fmha", range="a/b[1]").capture
     (options, target), *pages = fake_tools.calls()
-    assert options["--clock-control"] == "none"
+    assert (options["--clock-control"], options["--pipeline-boost-state"]) == ("none", "dynamic")
     assert (options["--set"], options["--profile-from-start"], options["--nvtx"]) == ("basic", "off", True)
     assert options["--kernel-name"] == "regex:flash|fmha"
     assert options["--nvtx-include"] == "a\\/b\\[1\\]/"
     assert target[:4] == [sys.executable, "-P", "-m", "attnbench.profile.target"]
     assert [page["--page"] for page, _ in pages] == ["raw", "details"]
+    assert {page["--print-units"] for page, _ in pages} == {"auto"}  # base ones have two decimals
     assert (found.tool, found.tool_version, found.name) == ("ncu", "2025.3.1.0", "sdpa-flash")
     assert {row.backend for row in found.kernels} == {"sdpa-flash"}  # the copy was in no range: it is of this process
     assert found.kernels[0].advice
@@ -138,6 +139,16 @@ def test_the_sets_of_ncu(name):
     if name != "full":
         assert theirs[name] | added >= {"LaunchStats", "Occupancy", "SpeedOfLight", "MemoryWorkloadAnalysis",
                                         "ComputeWorkloadAnalysis", "WarpStateStats"}
+
+
+@pytest.mark.parametrize(("version", "clocks", "left_alone"), [
+    ("2025.3.1.0", "none", True), (None, "none", True), ("2026.1.0.0", "none", True),
+    ("2024.3.2.0", "none", False), ("2025.3.1.0", "base", False)])
+def test_clocks_left_alone_are_those_of_the_tensor_cores_too(version, clocks, left_alone):
+    (line,) = commands("ncu", "ncu", ["python"], "out", Options(clock_control=clocks), version)
+    words = " ".join(line)
+    assert ("--pipeline-boost-state dynamic" in words) is left_alone
+    assert "stable" not in words
 
 
 # ── nsys ───────────────────────────────────────────────────────────────────────────────────────────

@@ -87,6 +87,20 @@ def test_what_simpler_rules_say_of_the_same_grids(benchmark):
     assert caught["ours"] >= 0.95 * of
 
 
+def test_the_committed_result_of_a_card_meets_what_was_asked_for():
+    result = json.loads((ROOT / "benchmarks/results/diff-h200.json").read_text("utf-8"))
+    diffs = [one for found in result["grids"].values() for one in found]
+    assert len(diffs) >= 20
+    assert any(name.startswith("sustained") for name in result["grids"])
+    assert sum(bool(one["alarms"]) for one in diffs) <= 0.05 * len(diffs)
+    judged = {"same": 0, "unclear": 0, "slower": 0, "faster": 0}
+    for one in diffs:
+        assert len(one["alarms"]) == one["verdicts"].get("slower", 0) + one["verdicts"].get("faster", 0)
+        for verdict, count in one["verdicts"].items():
+            judged[verdict] += count
+    assert judged["unclear"] <= 0.1 * sum(judged.values())
+
+
 def test_the_committed_result_meets_what_was_asked_for():
     result = json.loads((ROOT / "benchmarks/results/diff-simulated.json").read_text("utf-8"))
     for equal in result["grids"][::2]:

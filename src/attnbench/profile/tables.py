@@ -6,10 +6,11 @@ import csv
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
-from attnbench.profile.capture import Capture, KernelRow, split_range
+from attnbench.profile.capture import Advice, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
 from attnbench.profile.table import Cell, Table
@@ -30,7 +31,8 @@ def kernels(capture: Capture) -> Table:
     notes = [*capture.notes, *([f"{more} more kernels, all of them shorter"] if more > 0 else [])]
     heads = ("category", "kernel", "calls", "total ms", "%", "mean ms", "median", "min", "max")
     ranks = (0, 0, 0, 0, 0, 2, 1, 4, 3)
-    return Table(title=f"kernels of {capture.name} ({capture.tool})", heads=(("in",) if apart else ()) + heads,
+    whose = "" if capture.name == capture.tool else f" of {capture.name}"
+    return Table(title=f"kernels{whose} ({capture.tool})", heads=(("in",) if apart else ()) + heads,
                  rows=tuple(rows), notes=tuple(notes), ranks=((0,) if apart else ()) + ranks)
 
 
@@ -165,18 +167,32 @@ def roofline(points: Sequence[Point]) -> Table:
                "are the data sheet's",))
 
 
+LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
+"""A link in a remark, as ncu prints it and as its module gives it."""
+
+OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
+"""A remark on what ncu was not asked to collect, which is nothing to be done about a kernel."""
+
+
 def advice(captures: Sequence[Capture]) -> Table:
-    """What ncu's own rules say, what promises most first."""
-    found = [(row.backend or capture.name, row.short, one)
-             for capture in captures for row in capture.kernels for one in row.advice]
-    found.sort(key=lambda item: item[2].promise)
+    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most."""
+    remarks = [(row.backend or capture.name, row.short, (row.range, row.name), one)
+               for capture in captures for row in capture.kernels for one in row.advice]
+    remarks.sort(key=lambda item: item[-1].promise)
+    first: dict[object, tuple[str, str, Advice]] = {}
+    for backend, kernel, whole, one in remarks:
+        if not OF_ITSELF.search(one.text):
+            first.setdefault((backend, whole, one.rule), (backend, kernel, one))
+    found = list(first.values())
     words = {"global": "kernel", "local": "part"}
-    rows = tuple((backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""), one.text)
+    rows = tuple((backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""),
+                  LINK.sub(lambda link: link[1] or "", one.text))
                  for backend, kernel, one in found[:MOST])
     notes = ["gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
              "gains of several rules do not add up"] * any(one.speedup_percent is not None for *_, one in found)
-    notes += ["captures.json has the other remarks"] * (len(found) > MOST)
-    return Table(title="ncu's advice", rows=rows, heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
+    left = len(remarks) - len(rows)
+    notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
+    return Table(title="advice of ncu", rows=rows, heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
                  notes=tuple(notes), ranks=(0, 2, 1, 0, 3, 0))
 
 

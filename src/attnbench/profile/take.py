@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ SECTIONS = {
 
 REPORTS = ("cuda_api_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_gpu_proj_sum")
 RESET_S = 30.0
+BOOST_SINCE = (2025, 3)
+"""Version of ncu from which on its option for the boost of the tensor cores was seen (2025.3.1)."""
 SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\/@,[]+*"})
 """What means something in ncu's expressions of ranges."""
 
@@ -102,7 +105,8 @@ def probe(tool: str, device: str) -> Profiler:
     return found
 
 
-def commands(tool: str, program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
+def commands(tool: str, program: str, job_words: Sequence[str], out: Path, options: Options,
+             version: str | None = None) -> list[list[str]]:
     """The command lines of a capture, in order; the first takes it, the others read it.
 
     Args:
@@ -111,25 +115,36 @@ def commands(tool: str, program: str, job_words: Sequence[str], out: Path, optio
         job_words: command line of the profiled process.
         out: path of the capture without suffix.
         options: how.
+        version: of the program; None is one of today.
     """
     if tool == "torch":
         return [list(job_words)]
-    return _ncu(program, job_words, out, options) if tool == "ncu" else _nsys(program, job_words, out, options)
+    if tool == "nsys":
+        return _nsys(program, job_words, out, options)
+    return _ncu(program, job_words, out, options, version)
 
 
-def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
+def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options,
+         version: str | None) -> list[list[str]]:
     whole, *sections = SECTIONS[options.set]
     report = f"{out}.ncu-rep"
     take = [program, "--profile-from-start", "off", "--nvtx", "--set", whole]
     for section in sections:
         take += ["--section", section]
     take += ["--clock-control", options.clock_control, "--cache-control", options.cache_control]
+    if options.clock_control == "none" and _year(version) >= BOOST_SINCE:
+        take += ["--pipeline-boost-state", "dynamic"]  # by itself it holds the tensor cores' boost steady
     if options.kernel is not None:
         take += ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{options.kernel}"]
     if options.range is not None:
         take += ["--nvtx-include", f"{options.range.translate(SPECIAL)}/"]
     take += ["--export", report, *(["--force-overwrite"] if options.force else []), *job_words]
     return [take]
+
+
+def _year(version: str | None) -> tuple[int, ...]:
+    """Year and release of an ncu: 2025.3.1.0 is (2025, 3)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) if version else BOOST_SINCE
 
 
 def _nsys(program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
@@ -194,7 +209,7 @@ def _launched(tool: str, program: Profiler, job: Job, out: Path,
         answer = Path(place) / "answer.json"
         words = child.command("attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")), str(answer),
                               str(trace))
-        lines = commands(tool, program.path or "", words, out, options)
+        lines = commands(tool, program.path or "", words, out, options, program.version)
         with _clocks_given_back(tool, program, options, log) as ended:
             finished = run(lines[0], timeout_s=options.timeout_s, log=log)
             ended.append(finished)
