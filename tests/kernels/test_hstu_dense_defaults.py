@@ -14,6 +14,7 @@ from attnbench.kernels import (
     hstu_dense_backward,
     hstu_dense_forward,
     hstu_hopper_backward,
+    hstu_hopper_backward_wide,
 )
 from attnbench.kernels.hstu_hopper_tiles import LEAST_ALPHA
 
@@ -48,19 +49,19 @@ def launched(q, k, v, *, alpha=0.1, deterministic=False):
     backward = hstu_dense.default_backward(q, k, v, ROWS, deterministic=deterministic, alpha=alpha)
     with recorded(hstu_dense_forward, "hstu_dense_forward", "hstu_hopper_forward", capability=90) as first, \
             recorded(hstu_dense_backward, *PORTABLE, capability=90) as portable, \
-            recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as ours:
+            recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as narrow, \
+            recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as wide:
         hstu_dense.launch_forward(q, k, v, out, problem, forward)
         hstu_dense.launch_backward(q, k, v, dout, dq, dk, dv, problem, backward, torch.empty(q.shape))
     return [{job.kernel.partition(":")[2] for job in jobs} - {PORTABLE[2]}
-            for jobs in (first, [*portable, *ours])]
+            for jobs in (first, [*portable, *narrow, *wide])]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("attn_dim", [8, 32, 64, 72, 128, 136, 256])
 @pytest.mark.parametrize("linear_dim", [8, 64, 104, 128, 256])
 def test_they_are_of_the_kernels_for_hopper_at_every_dim_of_these(attn_dim, linear_dim, dtype):
-    # Over 128 dims no card has run the backward's yet.
-    backward = PORTABLE[0] if max(attn_dim, linear_dim) > 128 else "hstu_hopper_backward"
+    backward = "hstu_hopper_backward" + "_wide" * (max(attn_dim, linear_dim) > 128)
     assert launched(*tensors(attn_dim, linear_dim, dtype)) == [{"hstu_hopper_forward"}, {backward}]
 
 
@@ -111,11 +112,11 @@ def test_a_gradient_that_no_map_can_describe_is_copied(monkeypatch):
 
 
 def test_a_changed_cut_starts_from_the_portable_default():
-    x = torch.zeros(ROWS, HEADS, 128, dtype=torch.bfloat16)
+    x = torch.zeros(ROWS, HEADS, 256, dtype=torch.bfloat16)
     forward, backward = hstu_dense.configs_of(x, x, x, ROWS, {"forward": {"section_mib": 8.0}})
-    assert forward == replace(hstu_dense.forward_config((9, 0), 2, 128, ROWS), section_mib=8.0)
+    assert forward == replace(hstu_dense.forward_config((9, 0), 2, 256, ROWS), section_mib=8.0)
     assert backward.columns.hopper
-    forward, backward = hstu_dense.configs_of(x, x, x, ROWS, {"atomic": {"stages": 3}})
+    forward, backward = hstu_dense.configs_of(x, x, x, ROWS, {"atomic": {"stages": 2}})
     assert forward.hopper
     assert backward.columns == replace(
-        hstu_dense.backward_config((9, 0), 2, 128, ROWS, deterministic=False).columns, stages=3)
+        hstu_dense.backward_config((9, 0), 2, 256, ROWS, deterministic=False).columns, stages=2)

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_dense, hstu_hopper_backward, hstu_hopper_backward_wide
+from attnbench.kernels import hstu_hopper_backward, hstu_hopper_backward_wide
 from attnbench.kernels.hstu_dense_configs import HOPPER_SHARED_BYTES, hopper_columns_config
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
@@ -20,10 +20,8 @@ WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK (over 128 dims with the rest of d
 
 
 def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **changes):
-    """The shipped default, over 128 dims the cut there is, with changes."""
-    found = hopper_columns_config((9, 0), 2, attn_dim, linear_dim, SEQLEN) or hstu_dense.ColumnConfig(
-        block_m=64, block_n=64, warps=8, stages=2, atomic=True, order="ws")
-    config = replace(found, **changes)
+    """The shipped default, with changes."""
+    config = replace(hopper_columns_config((9, 0), 2, attn_dim, linear_dim, SEQLEN), **changes)
     q, k, dk, v, dout, dv = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=dtype, device="meta")
                              for dim in [attn_dim] * 3 + [linear_dim] * 3)
     with recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs, \

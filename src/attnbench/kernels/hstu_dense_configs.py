@@ -243,11 +243,10 @@ def backward_config(
                           rows=_pick("rows", RowConfig, capability, item_bytes, dim, seqlen))
 
 
-@cache
 def hopper_forward_config(
     capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
 ) -> ForwardConfig | None:
-    """Tuned default of the Hopper forward; None where the table has none or that kernel cannot be launched so.
+    """Tuned default of the Hopper forward; None where that kernel cannot be launched so.
 
     Args:
         capability: of the card; (0, 0) is the interpreter.
@@ -256,21 +255,20 @@ def hopper_forward_config(
         linear_dim: of values.
         seqlen: most rows of a sequence.
     """
-    found = _first("hopper_forward", ForwardConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
-    if found is None:
+    if capability != (9, 0) or item_bytes != 2:
         return None
+    found = _pick("hopper_forward", ForwardConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
     fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
     return None if fault else found
 
 
-@cache
 def hopper_columns_config(
     capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
 ) -> ColumnConfig | None:
     """Tuned default of the Hopper backward, which is atomic; as of `hopper_forward_config`."""
-    found = _first("hopper_atomic", ColumnConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
-    if found is None:
+    if capability != (9, 0) or item_bytes != 2:
         return None
+    found = _pick("hopper_atomic", ColumnConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
     fault = hopper_columns_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim,
                                  linear_dim=linear_dim)
     return None if fault else found
@@ -293,21 +291,13 @@ def config_of(kernel: str, row: Mapping[str, Any]) -> _Tiles:
 
 @cache
 def _pick(kernel: str, cls: type[_Cut], capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> _Cut:
-    found = _first(kernel, cls, capability, item_bytes, dim, seqlen)
-    assert found is not None, f"hstu_dense.toml has no row {kernel} for {capability}, {item_bytes}, {dim}, {seqlen}"
-    return found
-
-
-def _first(
-    kernel: str, cls: type[_Cut], capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int
-) -> _Cut | None:
     for row in tuned(kernel):
         if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
                 and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)):
             found = config_of(kernel, row)
             assert isinstance(found, cls)
             return found
-    return None
+    raise AssertionError(f"hstu_dense.toml has no row {kernel} for {capability}, {item_bytes}, {dim}, {seqlen}")
 
 
 @cache
