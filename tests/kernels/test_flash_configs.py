@@ -173,14 +173,18 @@ def test_defaults_are_valid_on_their_cards():
         assert ("card" in row) == ("date" in row)
 
 
-@pytest.mark.parametrize(("dim", "short"), [
-    (40, "m128n128w8s3-tma-pp"), (64, "m128n128w8s3-tma-pp"), (96, "m128n128w8s2-tma-pp"),
-    (128, "m128n128w8s2-tma-pp"), (256, "m128n64w8s2-tma-pp")])
-def test_on_hopper_the_default_is_its_own_kernel_persistent_where_rows_are_few_or_alike(dim, short):
+@pytest.mark.parametrize(("dim", "causal", "others"), [
+    (40, "m128n128w8s3-tma-pp-persistent", "m128n128w8s3-tma-pp-persistent"),
+    (64, "m128n128w8s3-tma-pp-persistent", "m128n128w8s3-tma-pp-persistent"),
+    (96, "m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent"),
+    (128, "m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent"),
+    (256, "m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-persistent")])
+def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others):
     given_ = (9, 0), 2, dim
-    assert forward_config(*given_, 4096, right=True, hopper=True).short == short
-    for seqlen, right in ((4096, False), (2048, True), (1, True)):
-        assert forward_config(*given_, seqlen, right=right, hopper=True).short == f"{short}-persistent"
+    assert forward_config(*given_, 4096, right=True, hopper=True).short == causal
+    assert forward_config(*given_, 4096, right=False, hopper=True).short == others
+    # At 128 dims short rows are persistent under any mask.
+    assert forward_config(*given_, 2048, right=True, hopper=True).short == (others if dim <= 128 else causal)
     for capability, item_bytes, hopper in (((9, 0), 2, False), ((9, 0), 4, True), ((10, 0), 2, True),
                                            ((8, 0), 2, True), ((0, 0), 2, True)):
         assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"

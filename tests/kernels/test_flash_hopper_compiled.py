@@ -19,7 +19,7 @@ from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
 CELLS = {
-    "pinned": [("m128n128w8s2-tma-pp", 128, CAUSAL, False), ("m128n64w8s2-tma-pp", 256, CAUSAL, False),
+    "pinned": [("m128n128w8s2-tma-pp", 128, CAUSAL, False), ("m128n64w8s2-tma-ws", 256, CAUSAL, False),
                ("m128n128w8s3-tma-pp-persistent", 64, FULL, False),
                ("m192n64w12s3-tma-ws-persistent", 64, WINDOW, True)],
     "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m128n128w8s3-tma-ws", 64, CAUSAL, False),
