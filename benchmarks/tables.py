@@ -299,6 +299,52 @@ def tuner_card(say: Say, path: Path) -> str:
                       f"{data['backend']}, {data['case_id']}.", where(data["environment"], say)])
 
 
+def flash_kernels(mode: str) -> Callable[..., str]:
+    """Our FlashAttention beside its peers, in one mode."""
+    def render(say: Say, path: Path) -> str:
+        import kernel_tables
+
+        run = kernel_tables.load(path)
+        words = ("head dim", "length", "mask", "ours", "`sdpa-cudnn`", "`sdpa-flash`", "`fa3-fwd`", "bar", "met",
+                 "aim", "met")
+        return measured_kernels(say, words, kernel_tables.flash_rows(run, mode), run, kernel_tables.clock(run))
+
+    return render
+
+
+def flash_ladder(say: Say, path: Path) -> str:
+    """What a step of the flash forward gains over the one before, where both were raced."""
+    import kernel_tables
+
+    run = kernel_tables.load(path)
+    words = ("step", "over", "mask", "gain")
+    return measured_kernels(say, words, kernel_tables.ladder_rows(run), run, kernel_tables.clock(run))
+
+
+def hstu_kernels(mode: str) -> Callable[..., str]:
+    """Our dense HSTU attention beside NVIDIA's, in one mode."""
+    def render(say: Say, path: Path) -> str:
+        import kernel_tables
+
+        run = kernel_tables.load(path)
+        words = ("heads", "dim", "length", "`hstu-fbgemm`", "from earlier", "ours", "TFLOP/s", "ratio", "bar", "met",
+                 "aim", "met")
+        low, high = kernel_tables.drift(run, mode)
+        text = measured_kernels(say, words, kernel_tables.hstu_rows(run, mode), run, kernel_tables.clock(run))
+        return f"{text} `hstu-fbgemm` lies {100 * low:.0f} to {100 * high:.0f} % over figures taken earlier by do_bench."
+
+    return render
+
+
+def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:
+    """A table of useful TFLOP/s with where, at which clock and in which regime."""
+    from attnbench.record import to_dict
+
+    regimes = ", ".join(sorted({one.time.regime for one in run.records if one.time}))
+    return "\n".join([markdown([say(word) for word in words], rows), "",
+                      f"{where(to_dict(run.environments[0]), say)} Samples: {regimes}; {clock}."])
+
+
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -307,6 +353,11 @@ TABLES = {
     "power-limit-h200": Table(("precision-h200.json",), power_limit),
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
+    "flash-fwd-h200": Table(("flash-h200.json",), flash_kernels("fwd")),
+    "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
+    "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
+    "hstu-dense-fwd-h200": Table(("hstu-dense-h200.json",), hstu_kernels("fwd")),
+    "hstu-dense-bwd-h200": Table(("hstu-dense-h200.json",), hstu_kernels("bwd")),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),
     "tuner-simulated": Table(("tuner-simulated.json",), tuner),
@@ -449,7 +500,8 @@ def where(environment: dict[str, Any], say: Say) -> str:
 
 def documents(root: Path = ROOT) -> list[Path]:
     """Every document that may hold a table."""
-    return [path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in sorted(root.glob(pattern))]
+    patterns = ("*.md", "docs/*.md", "docs/kernels/*.md", "examples/*.md")
+    return [path for pattern in patterns for path in sorted(root.glob(pattern))]
 
 
 def render(name: str, say: Say, results: Path = RESULTS) -> str:

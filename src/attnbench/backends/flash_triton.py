@@ -34,6 +34,7 @@ class FlashTriton(DenseBackend):
     name = "flash-triton"
     title = "FlashAttention, ours (Triton)"
     install = "part of torch"
+    tested = "NVIDIA H200, torch 2.11"
     distribution = "triton"
     compiles = True
     limits = Limits(max_headdim=256, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,

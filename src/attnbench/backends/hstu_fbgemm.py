@@ -26,6 +26,7 @@ class HstuFbgemm(HstuBackend):
     name = "hstu-fbgemm"
     title = "HSTU, NVIDIA CUTLASS (FBGEMM)"
     install = "pip install fbgemm-gpu-hstu-nightly (with a torch for CUDA 12)"
+    tested = "NVIDIA H200, torch 2.11"
     module = "fbgemm_gpu.experimental.hstu"
     distribution = "fbgemm-gpu-hstu-nightly"
 

@@ -27,6 +27,7 @@ class HstuTriton(OurTriton):
 
     name = "hstu-triton"
     title = "HSTU, ours (Triton)"
+    tested = "NVIDIA H200, torch 2.11"
 
     def check(self, case: Any, machine: Machine) -> None:
         """Refuse what the kernels do not take.

@@ -1,0 +1,103 @@
+"""Rows of the tables that hold our kernels against others: from the run files of `flash.py` and `hstu.py`.
+
+`tables.py` writes them down.  A ratio is ours over the peer's speed, median within rounds, with its interval.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import flash
+import hstu
+
+from attnbench.record import Run
+from attnbench.store.runfile import read
+
+LADDER = (("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
+          ("pp persistent", "m128n128w8s2-tma-pp-persistent"), ("three", "m192n64w12s3-tma-pp"))
+"""Neighbours on the ladder of the flash forward that a race has measured together."""
+
+
+def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str]]:
+    """A row a shape of one mode: dims, length, mask, TFLOP/s of ours and the peers, then the bar and the aim."""
+    found = []
+    for row in flash.rows_of(run, [ours]):
+        if row.mode != mode:
+            continue
+        bar = flash.bar_of(row.mode, row.headdim, row.seqlen)
+        peers = [_tflops(row.peers[name][0]) if name in row.peers else ""
+                 for name in (flash.CUDNN, flash.FA2, flash.FA3)]
+        found.append([str(row.headdim), str(row.seqlen), "causal" if row.causal else "full", _tflops(row.ours), *peers,
+                      *held(row, bar.least), *held(row, bar.aim)])
+    return found
+
+
+def held(row: flash.Row, wanted: Mapping[str, float]) -> tuple[str, str]:
+    """The measured peer with the least room, as a ratio, and whether all are reached; empty where nothing is wanted."""
+    room = {peer: row.peers[peer][1] / ratio for peer, ratio in wanted.items() if peer in row.peers}
+    if not room:
+        return "", ""
+    peer = min(room, key=room.__getitem__)
+    return f"{_ratio(row.peers[peer][1:])} of `{peer}`, {wanted[peer]:g} wanted", _met(room[peer] >= 1)
+
+
+def ladder_rows(run: Run) -> list[list[str]]:
+    """A row a step and mask, at 4096 rows: its gain over the step before it."""
+    found = []
+    for causal in (True, False):
+        records = {one.backend: one for one in run.records
+                   if one.time and one.case["seqlen"] == 4096 and one.case["causal"] == causal}
+        for (before, old), (step, new) in pairwise(LADDER):
+            pair = [records.get(f"flash-triton[{form}]") for form in (old, new)]
+            if pair[0] is not None and pair[1] is not None:
+                found.append([step, before, "causal" if causal else "full", _ratio(flash.ratio_of(pair[0], pair[1]))])
+    return found
+
+
+def hstu_rows(run: Run, mode: str, peer: str = "hstu-fbgemm") -> list[list[str]]:
+    """A row a shape of one mode, and one for each further form of ours: the bar is for the fastest."""
+    found = []
+    for row in hstu.rows_of(run, peer):
+        if row.mode != mode:
+            continue
+        word = row.verdict
+        shape = [*map(str, row.shape), _tflops(row.peer), "" if row.drift is None else f"{round(100 * row.drift):+d} %"]
+        for index, (name, (tflops, *ratio)) in enumerate(row.ours.items()):
+            judged = [f"{row.bar[0]:g}", _met(word.endswith("reached")), f"{row.bar[1]:g}", _met(word == "aim reached")]
+            found.append([*(shape if index == 0 else [""] * 5), f"`{name}`", _tflops(tflops), _ratio(ratio),
+                          *(judged if index == 0 else [""] * 4)])
+    return found
+
+
+def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]:
+    """How far the peer's figures of a mode lie from the earlier ones, least and most."""
+    seen = [row.drift for row in hstu.rows_of(run, peer) if row.mode == mode and row.drift is not None]
+    return min(seen), max(seen)
+
+
+def clock(run: Run) -> str:
+    """SM clock of the records, the median of each: lowest and highest."""
+    read_out = [[mhz for mhz in one.time.sm_mhz or () if mhz is not None] for one in run.records if one.time]
+    seen = [statistics.median(clocks) for clocks in read_out if clocks]
+    return f"SM clock {min(seen):.0f}-{max(seen):.0f} MHz" if seen else "SM clock not read"
+
+
+def load(path: Path) -> Run:
+    """The run of a file."""
+    return read(path)
+
+
+def _tflops(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _ratio(ratio: Sequence[float | None]) -> str:
+    center, low, high = ratio
+    return f"{center:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def _met(reached: bool) -> str:
+    return "reached" if reached else "**missed**"

@@ -1,0 +1,54 @@
+"""The tables of our kernels beside others': what is missed is said, and nothing is judged that was not measured."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import flash
+import kernel_tables
+import pytest
+import tables
+
+
+def row(mode: str = "fwd", **ratios: float) -> flash.Row:
+    peers = {name.replace("_", "-"): (500.0, ratio, ratio - 0.01, ratio + 0.01) for name, ratio in ratios.items()}
+    return flash.Row(256, 4096, True, mode, "flash-triton", 450.0, peers, ())
+
+
+@pytest.mark.parametrize(("ratios", "said"), [
+    ({"sdpa_cudnn": 1.0, "fa3_fwd": 0.95}, ("0.950 [0.940, 0.960] of `fa3-fwd`, 0.9 wanted", "reached")),
+    ({"sdpa_cudnn": 0.8, "fa3_fwd": 0.95}, ("0.800 [0.790, 0.810] of `sdpa-cudnn`, 0.9 wanted", "**missed**")),
+    ({"sdpa_cudnn": 0.9}, ("0.900 [0.890, 0.910] of `sdpa-cudnn`, 0.9 wanted", "reached")),
+    ({}, ("", "")),
+])
+def test_the_peer_with_the_least_room_decides(ratios, said):
+    assert kernel_tables.held(row(**ratios), flash.bar_of("fwd", 256, 4096).least) == said
+
+
+def test_a_step_of_the_ladder_needs_both_forms():
+    def race(*forms: str) -> SimpleNamespace:
+        records = [SimpleNamespace(backend=f"flash-triton[{form}]", case={"seqlen": 4096, "causal": True},
+                                   time=SimpleNamespace(samples_ms=[ms] * 9, rounds=list(range(9))))
+                   for form, ms in zip(forms, (1.0, 0.8), strict=False)]
+        return SimpleNamespace(records=records)
+
+    forms = dict(kernel_tables.LADDER)
+    assert kernel_tables.ladder_rows(race(forms["ws"])) == []
+    assert kernel_tables.ladder_rows(race(forms["ws"], forms["pp persistent"])) == []
+    [found] = kernel_tables.ladder_rows(race(forms["ws"], forms["pp"]))
+    assert found[:3] == ["pp", "ws", "causal"]
+    assert found[3].startswith("1.250")
+
+
+def test_the_clock_is_of_the_records():
+    records = [SimpleNamespace(time=SimpleNamespace(sm_mhz=clocks))
+               for clocks in ((1700.0, None, 1720.0), (1800.0,), None)]
+    assert kernel_tables.clock(SimpleNamespace(records=records)) == "SM clock 1710-1800 MHz"
+    assert kernel_tables.clock(SimpleNamespace(records=records[2:])) == "SM clock not read"
+
+
+@pytest.mark.parametrize(("name", "rows"), [("flash-fwd-h200", 20), ("flash-bwd-h200", 20), ("hstu-dense-fwd-h200", 13),
+                                            ("hstu-dense-bwd-h200", 26)])
+def test_every_shape_of_the_committed_files_has_its_row(name, rows):
+    lines = [line for line in tables.render(name, str).splitlines() if line.startswith("| ")]
+    assert len(lines) - 2 == rows
