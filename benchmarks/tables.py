@@ -331,7 +331,7 @@ def hstu_kernels(mode: str) -> Callable[..., str]:
                  "aim", "met")
         low, high = kernel_tables.drift(run, mode)
         text = measured_kernels(say, words, kernel_tables.hstu_rows(run, mode), run, kernel_tables.clock(run))
-        return f"{text} `hstu-fbgemm` lies {100 * low:.0f} to {100 * high:.0f} % over figures taken earlier by do_bench."
+        return f"{text} `hstu-fbgemm` lies {100 * low:.0f} to {100 * high:.0f} % over what do_bench took earlier."
 
     return render
 
