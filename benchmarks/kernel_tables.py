@@ -1,4 +1,4 @@
-"""Rows of the tables that hold our kernels against others: from the run files of `flash.py` and `hstu.py`.
+"""Rows of the tables that hold our kernels against others: run files of `flash.py`, `hstu.py`, `hstu_bsa.py`.
 
 `tables.py` writes them down.  A ratio is ours over the peer's speed, median within rounds, with its interval.
 """
@@ -12,10 +12,13 @@ from pathlib import Path
 
 import flash
 import hstu
+import hstu_bsa
 
-from attnbench.record import Run
+from attnbench.record import Record, Run
 from attnbench.store.runfile import read
 
+DENSE = ("hstu-fbgemm", "hstu-triton")
+"""Dense backends that block-sparse attention is held against."""
 LADDER = (("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
           ("pp persistent", "m128n128w8s2-tma-pp-persistent"), ("three", "m192n64w12s3-tma-pp"))
 """Neighbours on the ladder of the flash forward that a race has measured together."""
@@ -70,6 +73,29 @@ def hstu_rows(run: Run, mode: str, peer: str = "hstu-fbgemm") -> list[list[str]]
             found.append([*(shape if index == 0 else [""] * 5), f"`{name}`", _tflops(tflops), _ratio(ratio),
                           *(judged if index == 0 else [""] * 4)])
     return found
+
+
+def bsa_rows(run: Run, ours: str = "hstu-bsa-triton") -> list[list[str]]:
+    """A row a shape and form of ours: milliseconds, the dense times over it with their intervals, and the bar."""
+    groups: dict[str, dict[str, Record]] = {}
+    for one in run.records:
+        if one.time:
+            groups.setdefault(one.group, {})[one.backend] = one
+    return [_bsa_row({dense: records[dense] for dense in DENSE if dense in records}, own)
+            for records in groups.values() for name, own in sorted(records.items()) if name.partition("[")[0] == ours]
+
+
+def _bsa_row(dense: Mapping[str, Record], own: Record) -> list[str]:
+    """One form of ours; bar and aim are for the faster dense one."""
+    ratios = {name: hstu_bsa.ratio(one, own) for name, one in dense.items()}
+    bar = hstu_bsa.BARS.get((own.case["mode"], own.case["seqlen"]))
+    judged = [""] * 4
+    if bar and ratios:
+        least = min(ratio[0] for ratio in ratios.values())
+        judged = [text for wanted in bar for text in (f"{wanted:g}", _met(least >= wanted))]
+    return [*(str(own.case[name]) for name in ("nheads", "attn_dim", "seqlen")), f"`{own.backend}`",
+            f"{own.time.median_ms:.3f}" if own.time else "",
+            *(_ratio(ratios[name]) if name in ratios else "" for name in DENSE), *judged]
 
 
 def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]:

@@ -336,6 +336,16 @@ def hstu_kernels(mode: str) -> Callable[..., str]:
     return render
 
 
+def hstu_sparse(say: Say, path: Path) -> str:
+    """Block-sparse HSTU attention beside the dense function."""
+    import kernel_tables
+
+    run = kernel_tables.load(path)
+    words = ("heads", "dim", "length", "ours", "ms", *(f"over `{name}`" for name in kernel_tables.DENSE), "bar", "met",
+             "aim", "met")
+    return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run))
+
+
 def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:
     """A table of useful TFLOP/s with where, at which clock and in which regime."""
     from attnbench.record import to_dict
@@ -356,8 +366,9 @@ TABLES = {
     "flash-fwd-h200": Table(("flash-h200.json",), flash_kernels("fwd")),
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
-    "hstu-dense-fwd-h200": Table(("hstu-dense-h200.json",), hstu_kernels("fwd")),
+    "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "hstu-dense-bwd-h200": Table(("hstu-dense-h200.json",), hstu_kernels("bwd")),
+    "hstu-bsa-fwd-h200": Table(("hstu-bsa-h200.json",), hstu_sparse),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),
     "tuner-simulated": Table(("tuner-simulated.json",), tuner),

@@ -24,6 +24,7 @@ class HstuBsaTriton(OurTriton):
 
     name = "hstu-bsa-triton"
     title = "HSTU block-sparse, ours (Triton)"
+    tested = "NVIDIA H200, torch 2.11"
     variant = "hstu-bsa"
 
     def check(self, case: Any, machine: Machine) -> None:
