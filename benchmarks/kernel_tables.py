@@ -104,9 +104,10 @@ def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]
     return min(seen), max(seen)
 
 
-def clock(run: Run) -> str:
-    """SM clock of the records, the median of each: lowest and highest."""
-    read_out = [[mhz for mhz in one.time.sm_mhz or () if mhz is not None] for one in run.records if one.time]
+def clock(run: Run, mode: str) -> str:
+    """SM clock of the records of a mode, the median of each: lowest and highest."""
+    read_out = [[mhz for mhz in one.time.sm_mhz or () if mhz is not None] for one in run.records
+                if one.time and one.case["mode"] == mode]
     seen = [statistics.median(clocks) for clocks in read_out if clocks]
     return f"SM clock {min(seen):.0f}-{max(seen):.0f} MHz" if seen else "SM clock not read"
 

@@ -307,7 +307,7 @@ def flash_kernels(mode: str) -> Callable[..., str]:
         run = kernel_tables.load(path)
         words = ("head dim", "length", "mask", "ours", "`sdpa-cudnn`", "`sdpa-flash`", "`fa3-fwd`", "bar", "met",
                  "aim", "met")
-        return measured_kernels(say, words, kernel_tables.flash_rows(run, mode), run, kernel_tables.clock(run))
+        return measured_kernels(say, words, kernel_tables.flash_rows(run, mode), run, kernel_tables.clock(run, mode))
 
     return render
 
@@ -318,7 +318,7 @@ def flash_ladder(say: Say, path: Path) -> str:
 
     run = kernel_tables.load(path)
     words = ("step", "over", "mask", "gain")
-    return measured_kernels(say, words, kernel_tables.ladder_rows(run), run, kernel_tables.clock(run))
+    return measured_kernels(say, words, kernel_tables.ladder_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 
 def hstu_kernels(mode: str) -> Callable[..., str]:
@@ -330,7 +330,7 @@ def hstu_kernels(mode: str) -> Callable[..., str]:
         words = ("heads", "dim", "length", "`hstu-fbgemm`", "from earlier", "ours", "TFLOP/s", "ratio", "bar", "met",
                  "aim", "met")
         low, high = kernel_tables.drift(run, mode)
-        text = measured_kernels(say, words, kernel_tables.hstu_rows(run, mode), run, kernel_tables.clock(run))
+        text = measured_kernels(say, words, kernel_tables.hstu_rows(run, mode), run, kernel_tables.clock(run, mode))
         return f"{text} `hstu-fbgemm` lies {100 * low:.0f} to {100 * high:.0f} % over what do_bench took earlier."
 
     return render
@@ -343,7 +343,7 @@ def hstu_sparse(say: Say, path: Path) -> str:
     run = kernel_tables.load(path)
     words = ("heads", "dim", "length", "ours", "ms", *(f"over `{name}`" for name in kernel_tables.DENSE), "bar", "met",
              "aim", "met")
-    return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run))
+    return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 
 def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:

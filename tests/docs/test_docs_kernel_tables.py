@@ -40,11 +40,12 @@ def test_a_step_of_the_ladder_needs_both_forms():
     assert found[3].startswith("1.250")
 
 
-def test_the_clock_is_of_the_records():
-    records = [SimpleNamespace(time=SimpleNamespace(sm_mhz=clocks))
-               for clocks in ((1700.0, None, 1720.0), (1800.0,), None)]
-    assert kernel_tables.clock(SimpleNamespace(records=records)) == "SM clock 1710-1800 MHz"
-    assert kernel_tables.clock(SimpleNamespace(records=records[2:])) == "SM clock not read"
+def test_the_clock_is_of_the_records_of_a_mode():
+    records = [SimpleNamespace(time=SimpleNamespace(sm_mhz=clocks), case={"mode": mode})
+               for clocks, mode in (((1700.0, None, 1720.0), "fwd"), ((1800.0,), "fwd"),
+                                    ((1500.0,), "bwd"), (None, "bwd"))]
+    assert kernel_tables.clock(SimpleNamespace(records=records), "fwd") == "SM clock 1710-1800 MHz"
+    assert kernel_tables.clock(SimpleNamespace(records=records[3:]), "bwd") == "SM clock not read"
 
 
 @pytest.mark.parametrize(("name", "rows"), [("flash-fwd-h200", 20), ("flash-bwd-h200", 20), ("hstu-dense-fwd-h200", 13),
