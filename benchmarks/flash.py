@@ -28,8 +28,8 @@ CUDNN, FA2, FA3 = "sdpa-cudnn", "sdpa-flash", "fa3-fwd"
 FORMS = ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent", "m128n128w8s2-tma-ws",
          "m192n64w12s3-tma-pp-persistent", "m128n64w8s2-tma-pp",
          "b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma-ws", "b128x128w8s2-atomic-tma-ws")
-"""Of the Hopper path, which is no default before a card has measured it: the forward's, the last for 256 dims too, and
-the backward's, the last for 64 dims."""
+"""Of the Hopper path, beside the default: the forward's, the last for 256 dims too, and the backward's, the last for 64
+dims."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Forward, then backward, each row a line: useful TFLOP/s of both, their ratio within rounds with its interval, and what
 the bar says.  NVIDIA's own figure is held against the one measured earlier on an H200 (one run, ±5 %).
 
-    python benchmarks/hstu.py --out benchmarks/results/hstu-dense-h200.json
+    python benchmarks/hstu.py --modes fwd --out benchmarks/results/hstu-dense-fwd-h200.json
     python benchmarks/hstu.py --tune --attn-dim 128 --seqlen 2048 --modes bwd --out /tmp/tuned.json    every cut of ours
     python benchmarks/hstu.py --device cpu --ours hstu-eager --peer hstu-bsa-eager --seqlen 128 --out /tmp/cpu.json
 """

@@ -367,7 +367,7 @@ TABLES = {
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
-    "hstu-dense-bwd-h200": Table(("hstu-dense-h200.json",), hstu_kernels("bwd")),
+    "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
     "hstu-bsa-fwd-h200": Table(("hstu-bsa-h200.json",), hstu_sparse),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),

@@ -76,7 +76,7 @@ class HstuFbgemm(HstuBackend):
 
         built = torch.version.cuda
         notes = () if built is None or built.startswith("12.") else (
-            f"fbgemm: this torch is for CUDA {built}; a wheel for CUDA 12 ends the process at its first kernel",)
+            f"fbgemm: this torch is for CUDA {built}; a plain wheel for CUDA 12 ends the process at its first kernel",)
         yield Operands(case, inputs).launch(attend, notes=notes)
 
 
