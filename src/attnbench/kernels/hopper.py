@@ -13,7 +13,7 @@ lies between products, so that the tensor cores always have work (Shah et al. 20
 
 Rows come and go through descriptors that end where a sequence does, packed or not (`rows_of`): two outer axes whose
 strides wrap around 64 bits bring a coordinate past the sequence's end to one past the tensor's end, which reads as 0
-and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/hopper_machine.py executes it.
+and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/hopper_machine executes it.
 """
 
 from __future__ import annotations
