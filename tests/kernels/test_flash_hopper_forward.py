@@ -212,6 +212,13 @@ def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, sa
         attend(q, k, v, short)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_the_launcher_asks_the_card(monkeypatch, capability):
+    monkeypatch.setattr(flash_hopper_forward, "capability_of", lambda x: capability)
+    with pytest.raises(ValueError, match=rf"forward={TWO} .*is for sm_90, not sm_\d+; plain"):
+        attend(*given_rows(10, 10), TWO)
+
+
 def test_right_through_the_seam_and_refused_on_other_cards():
     case = case_of(batch=2, seqlen=150, nheads=2, causal=True)
     backend = resolve(f"flash-triton[{TWO}-persistent]", case)

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_configs import WARPGROUPS, Shape, hopper_fault, query_tiles
-from attnbench.kernels.flash_problem import block_of, group_of, processors
+from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
@@ -333,7 +333,7 @@ def launch_hopper_forward(
             and what is accepted.
     """
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
-    shape = Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size())
+    shape = Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size(), capability=capability_of(q) or (9, 0))
     wrong = hopper_fault(config, shape)
     if wrong:
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")
