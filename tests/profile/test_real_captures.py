@@ -166,7 +166,7 @@ def test_a_capture_named_after_its_tool_is_named_once(read):
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
 def test_what_we_took_names_no_folder_and_no_host(path):
     text = path.read_text("utf-8")
-    assert [word for word in ("/root", "/home/", "/tmp/", "/work/", "/usr/", "C:\\") if word in text] == []
+    assert [word for word in ("/root", "/home/", "/tmp/", "/usr/", "/opt/", "C:\\") if word in text] == []
     if path.name.startswith("ncu"):
         assert {line.split('","')[3] for line in text.splitlines()[2:]} == {"127.0.0.1"}
     if path.suffix == ".json":

@@ -66,6 +66,12 @@ class Int(int):
     def __truediv__(self, other: Any) -> Any:
         return int(self) / int(other) if isinstance(other, int) else super().__truediv__(other)
 
+    def __neg__(self) -> Int:
+        return Int(-int(self), self.bits)
+
+    def __invert__(self) -> Int:
+        return Int(~int(self), self.bits)
+
 
 def whole(value: int) -> Int:
     """A run-time integer as Triton types it: 64 bits where 32 are too few."""
@@ -90,8 +96,6 @@ def _of_ints(name: str) -> None:
 
 for _name in ("add", "sub", "mul", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"):
     _of_ints(_name)
-Int.__neg__ = lambda self: Int(-int(self), self.bits)  # type: ignore[method-assign]
-Int.__invert__ = lambda self: Int(~int(self), self.bits)  # type: ignore[method-assign]
 
 
 class _Type:
