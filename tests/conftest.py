@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("ATTNBENCH_HISTORY", None)
 
 NEEDS_GPU = "needs a CUDA GPU"
+NEEDS_HOPPER = "needs an sm_90"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]
 _skipped: dict[str, str] = {}
 
@@ -26,9 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     import torch
 
-    if not torch.cuda.is_available():
-        for item in marked:
+    gpu = torch.cuda.is_available()
+    hopper = gpu and torch.cuda.get_device_capability() == (9, 0)
+    for item in marked:
+        if not gpu:
             item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
+        elif not hopper and item.get_closest_marker("hopper"):
+            item.add_marker(pytest.mark.skip(reason=NEEDS_HOPPER))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -30,6 +30,20 @@ def test_a_skip_needs_a_listed_reason(tmp_path: Path, reason: str, ci: str, code
     assert done.stdout.strip().splitlines()[-1].startswith("=")
 
 
+def test_tests_of_one_kind_of_card_say_first_that_there_is_none(tmp_path: Path) -> None:
+    """A reason of its own for each card would have to be listed with each."""
+    for name in ("conftest.py", "skips.toml"):
+        (tmp_path / name).write_bytes((HERE / name).read_bytes())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    hopper: x\n")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.gpu\n@pytest.mark.hopper\ndef test_one(): assert False\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(tmp_path)], text=True,
+                          capture_output=True, cwd=tmp_path, timeout=60,
+                          env={**os.environ, "CI": "true", "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stdout
+    assert "needs a CUDA GPU" in done.stdout
+
+
 def test_ci_runs_the_users_command() -> None:
     lines = (HERE.parent / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "make test"

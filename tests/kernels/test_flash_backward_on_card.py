@@ -74,14 +74,7 @@ def test_the_defaults_are_right(mask, dim, deterministic):
     assert outcome.ok, outcome.faults
 
 
-@pytest.fixture
-def hopper():
-    """Skips where the kernel for Hopper does not run."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of sm_90 alone")
-
-
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.hopper
 @pytest.mark.parametrize("dim", [40, 64, 96, 128])
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_kernel_for_hopper_is_right(mask, dim):
@@ -97,7 +90,7 @@ def test_the_kernel_for_hopper_is_right(mask, dim):
         torch.testing.assert_close(again["dq"], first["dq"], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.hopper
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_kernel_for_hopper_is_right_on_long_sequences_in_fp16(dim):
     case = case_of(headdim=dim, seqlen=4096, seqlen_k=4096, batch=1, causal=True, dtype="fp16")

@@ -55,16 +55,15 @@ def test_the_default_is_right_for_every_mask(name, dim):
     assert not wrong_with("flash-triton", case_of(headdim=dim, dtype=dtype, **CASES[name]))
 
 
-def on_hopper():
-    """Skip where the Hopper path cannot run."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the Hopper path is for sm_90")
+def of_hopper(*values):
+    """Parameters that only an sm_90 can run."""
+    return [pytest.param(value, marks=pytest.mark.hopper) for value in values]
 
 
+@pytest.mark.hopper
 @pytest.mark.parametrize("dim", [32, 40, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", [*CASES, "long"])
 def test_the_hopper_path_is_right_for_every_mask(name, dim):
-    on_hopper()
     short = {64: "m192n64w12s3-tma-pp-persistent", 128: "m128n128w8s2-tma-pp", 256: "m128n64w8s2-tma-ws"}[
         next(most for most in (64, 128, 256) if dim <= most)]
     # Longer than the ring of tiles many times over, and more tiles than a card has SMs.
@@ -76,11 +75,9 @@ def test_the_hopper_path_is_right_for_every_mask(name, dim):
     assert not wrong_with(f"flash-triton[{short}]", case)
 
 
-@pytest.mark.parametrize("order", ["plain", *HOPPER])
+@pytest.mark.parametrize("order", ["plain", *of_hopper(*HOPPER)])
 @pytest.mark.parametrize("name", ["window", "odd", "packed"])
 def test_every_configuration_is_right_or_does_not_fit_the_card(name, order):
-    if order in HOPPER:
-        on_hopper()
     case, wrong, ran = case_of(**CASES[name]), [], 0
     for config in all_backends()["flash-triton"].configs(case):
         if parse(config.short).order != order:
@@ -99,10 +96,8 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order):
     assert ran > 20
 
 
-@pytest.mark.parametrize("selector", ["flash-triton", "flash-triton[m128n128w8s2-tma-pp-persistent]"])
+@pytest.mark.parametrize("selector", ["flash-triton", *of_hopper("flash-triton[m128n128w8s2-tma-pp-persistent]")])
 def test_a_call_is_captured_in_a_graph_and_has_the_same_bits_on_new_values(selector):
-    if "[" in selector:
-        on_hopper()
     case = case_of(causal=True)
     first, second = make(case), make(case, seed=2)
     with resolve(selector, case).session(case, first) as launch:

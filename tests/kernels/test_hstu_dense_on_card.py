@@ -13,8 +13,6 @@ from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs
 
 pytestmark = pytest.mark.gpu
-HOPPER = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-                            reason="of sm_90 alone")
 
 
 def case_of(**values):
@@ -48,7 +46,7 @@ def test_a_call_is_captured_in_a_graph_and_replayed_on_new_values():
 
 
 @pytest.mark.parametrize("selector", ["hstu-triton", "hstu-triton[deterministic]", pytest.param(
-    "hstu-triton[a64x128w8s2-ws]", marks=HOPPER)])
+    "hstu-triton[a64x128w8s2-ws]", marks=pytest.mark.hopper)])
 def test_what_has_one_order_of_sums_has_the_same_bits_twice(selector):
     case = case_of(lengths="full")
     with resolve(selector, case).session(case, make(case)) as launch:
@@ -97,7 +95,7 @@ def test_slices_of_one_tensor_need_no_copy():
     assert torch.equal(grad, torch.cat(torch.autograd.grad(want.float().square().sum(), alone), dim=2))
 
 
-@HOPPER
+@pytest.mark.hopper
 @pytest.mark.parametrize("values", [
     {"num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
     {"causal": False, "attn_dim": 64, "linear_dim": 64},
@@ -122,7 +120,7 @@ MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "3
          "fp16": {"dtype": "fp16"}}
 
 
-@HOPPER
+@pytest.mark.hopper
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-pp-few", "f128x128w8s2-pp-few"])
 def test_the_hopper_forward_is_right_for_every_mask(short, mask):
@@ -134,7 +132,7 @@ def test_the_hopper_forward_is_right_for_every_mask(short, mask):
     assert outcome.ok, outcome.reason
 
 
-@HOPPER
+@pytest.mark.hopper
 @pytest.mark.parametrize("short", ["f128x128w8s2-pp", "f192x64w12s3-ws-persistent"])
 def test_the_hopper_forward_has_the_same_bits_twice_and_in_a_graph(short):
     case = case_of(mode="fwd", num_targets="20:5:0")
