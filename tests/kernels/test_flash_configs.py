@@ -10,23 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash_configs import (
-    HOPPER,
-    NUMBERS,
-    RULES,
-    WARPGROUPS,
-    WORDS,
-    ForwardConfig,
-    Shape,
-    candidates,
-    fault,
-    nearest,
-    parse,
-    registers,
-    shared_bytes,
-    space,
-)
+from attnbench.kernels.flash_configs import HOPPER, NUMBERS, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.flash_defaults import forward_config, tuned
+from attnbench.kernels.flash_space import RULES, Shape, candidates, fault, nearest, registers, shared_bytes, space
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 CONFIGS = st.builds(

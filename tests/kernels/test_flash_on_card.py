@@ -10,7 +10,8 @@ from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported
-from attnbench.kernels.flash_configs import HOPPER, Shape, nearest, parse
+from attnbench.kernels.flash_configs import HOPPER, parse
+from attnbench.kernels.flash_space import Shape, nearest
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 

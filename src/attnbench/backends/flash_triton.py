@@ -20,7 +20,8 @@ from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.kernels.flash_configs import ForwardConfig, Shape
+    from attnbench.kernels.flash_configs import ForwardConfig
+    from attnbench.kernels.flash_space import Shape
 
 HOPPER = (9, 0)
 "Whose space is shown where no card is known."
@@ -65,7 +66,7 @@ class FlashTriton(DenseBackend):
     def configs(self, case: Any) -> Iterable[Config]:
         """The forward's space, in a mode with a backward the backward's, for an H100 or H200."""
         from attnbench.kernels.flash_backward_configs import backward_space
-        from attnbench.kernels.flash_configs import space
+        from attnbench.kernels.flash_space import space
 
         if not case.has_backward:
             return [Config(config.short, config.values) for config in space(_shape(case, HOPPER))]
@@ -82,7 +83,8 @@ class FlashTriton(DenseBackend):
         return self._read(short, case, HOPPER)
 
     def _read(self, short: str, case: Any, capability: tuple[int, int]) -> Config:
-        from attnbench.kernels.flash_configs import fault, nearest, parse
+        from attnbench.kernels.flash_configs import parse
+        from attnbench.kernels.flash_space import fault, nearest
 
         values: dict[str, Any] = {}
         forward, backward = split(short)
@@ -142,7 +144,7 @@ def _item_bytes(case: Any) -> int:
 
 
 def _shape(case: Any, capability: tuple[int, int]) -> Shape:
-    from attnbench.kernels.flash_configs import Shape
+    from attnbench.kernels.flash_space import Shape
 
     return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=_item_bytes(case), seqlen_q=case.seqlen,
                  seqlen_k=case.seqlen_k, packed=case.packed, capability=capability)

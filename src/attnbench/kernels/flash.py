@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash_backward import launch_backward, workspace_of
 from attnbench.kernels.flash_backward_configs import BackwardConfig, backward_config, parse_backward
-from attnbench.kernels.flash_configs import HOPPER, ForwardConfig, Shape, ahead_fault, hopper_fault, parse
+from attnbench.kernels.flash_configs import HOPPER, ForwardConfig, parse
 from attnbench.kernels.flash_defaults import forward_config
 from attnbench.kernels.flash_forward import flash_forward, launch_forward
 from attnbench.kernels.flash_problem import (
@@ -34,6 +34,7 @@ from attnbench.kernels.flash_problem import (
     lse_shape,
     problem_of,
 )
+from attnbench.kernels.flash_space import Shape, ahead_fault, hopper_fault
 
 __all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
            "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",

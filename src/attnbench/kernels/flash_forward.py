@@ -7,7 +7,7 @@
 
 A row that sees no key has O = 0 and lse = -∞.  `ahead` puts the scores of a tile before the product with the values
 of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
-sm_90 it is wrong (`flash_configs.ahead_fault`).
+sm_90 it is wrong (`flash_space.ahead_fault`).
 Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
 which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit
 the L2 together, and heads that share keys are neighbours.  No workspace.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash_configs import HOPPER, ahead_fault
+from attnbench.kernels.flash_configs import HOPPER
 from attnbench.kernels.flash_problem import (
     blocks_of,
     capability_of,
@@ -30,6 +30,7 @@ from attnbench.kernels.flash_problem import (
     strides_of,
     takes_tma,
 )
+from attnbench.kernels.flash_space import ahead_fault
 from attnbench.kernels.flash_tiles import (
     keys_of_rows,
     load_tile,

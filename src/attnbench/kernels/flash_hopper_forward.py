@@ -25,8 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.flash_configs import WARPGROUPS, Shape, hopper_fault, query_tiles
+from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
+from attnbench.kernels.flash_space import Shape, hopper_fault, query_tiles
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
