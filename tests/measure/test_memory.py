@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,6 +29,14 @@ def test_what_was_there_before_does_not_count() -> None:
     a = torch.ones(500)
     assert peak(lambda: a.add_(1), "cpu").allocated < 100
     assert peak(lambda: None, "cpu").reserved is None
+
+
+def test_torchs_compiler_is_not_imported_for_it(monkeypatch) -> None:
+    """A second of every worker's start, and of every replacement of one that died."""
+    for name in ("_inductor", "_dynamo"):
+        monkeypatch.delattr(torch, name, raising=False)
+        monkeypatch.setitem(sys.modules, f"torch.{name}", None)
+    assert peak(lambda: torch.ones(1000), "cpu").allocated == 4000
 
 
 def test_on_a_gpu_both_figures_are_above_what_was_there(monkeypatch) -> None:

@@ -38,12 +38,13 @@ def _cuda_peak(call: Callable[[], Any], device: str) -> Peak:
 
 
 def _cpu_peak(call: Callable[[], Any]) -> Peak:
-    from torch.profiler import ProfilerActivity, profile
+    # The recorder beneath torch.profiler.profile, which imports torch's compiler first: half the start of a worker.
+    from torch.autograd.profiler import profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(profile_memory=True, acc_events=True) as profiler:
         call()
     allocated = most = 0
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
     for event in sorted(events, key=lambda e: e.start_ns()):
         allocated += event.nbytes()
         most = max(most, allocated)
