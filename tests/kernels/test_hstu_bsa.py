@@ -16,9 +16,9 @@ from attnbench.workloads.hstu.inputs import make_inputs
 
 from .interpreter import interpreted
 
-CUT = {"pool_rows": 8, "select_rows": 32, "select_blocks": 16, "segments": 4, "chunk": 16, "attend_rows": 16,
-       "finish_rows": 32, "finish_keys": 16, "programs_ahead": 4, "means_rows": 16, "means_blocks": 16,
-       "keys_rows": 16, "rows_rows": 32, "rows_blocks": 16}
+CUT = {"pool_rows": 8, "select_rows": 32, "select_blocks": 16, "near_keys": 16, "chunk": 32, "order_chunk": 16,
+       "attend_rows": 16, "tiles_each": 2, "combine_rows": 16, "programs_ahead": 4, "means_rows": 16,
+       "means_blocks": 16, "keys_rows": 16, "rows_rows": 32, "rows_blocks": 16}
 "Small, so that a short sequence has several tiles on every axis."
 
 CASES = {
@@ -136,7 +136,7 @@ def test_order_of_every_sum_is_the_same_whatever_runs_beside(bsa):
     case = of(block_counts=4, nheads=1)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
     found = run(bsa, case, inputs)
-    again = run(bsa, case, inputs, schedule="passes", segments=2, chunk=32)
+    again = run(bsa, case, inputs, schedule="passes", chunk=64, order_chunk=32, tiles_each=3)
     assert all(torch.equal(found[name], again[name]) for name in found)
     alone = of(block_counts=4, nheads=1, batch=1)
     half = replace(inputs, seq_offsets=inputs.seq_offsets[:2], seq_offsets_q=inputs.seq_offsets_q[:2],
@@ -165,33 +165,36 @@ class Handovers:
         self.ended: dict[int, list[tuple]] = {}
         "programs that arrived, by counter"
         self.before: dict[tuple, set[tuple]] = {}
+        self.known: set[tuple] = set()
+        "programs that the one that runs has waited for"
         self.touched: dict[int, list[tuple]] = {}
         "programs that wrote or read partial rows, by where a pair's start"
         self.waited: list[tuple[int, int]] = []
         self.races: list[tuple] = []
-        for name in ("attend_tile", "finish_tile", "wait_for", "arrive", "scatter_rows", "gather_rows"):
+        for name in ("attend_part", "combine_part", "wait_for", "arrive", "scatter_rows", "gather_rows"):
             kernel = getattr(module, name)
             patch.setattr(module, name, partial(getattr(self, name, self._touch), kernel))
 
     def _begin(self, kernel, *values):
         named = dict(zip(kernel.arg_names, values, strict=True))
         self.place = named["partial_ptr"].handle.data.item()
-        self.program = kernel.__name__, number(named["unit"]), number(named["tile"])
-        self.before[self.program] = set()
+        self.program = kernel.__name__, number(named["unit"]), number(named["part"])
+        self.before[self.program] = self.known
         kernel(*values)
 
-    attend_tile = finish_tile = _begin
+    attend_part = combine_part = _begin
 
     def wait_for(self, kernel, counter, count):
         counter, count = counter.handle.data.item(), number(count)
         self.waited.append((counter, count))
         if count:
             ended = self.ended[counter]
-            self.before[self.program].update(ended, *(self.before[program] for program in ended))
+            self.known.update(ended, *(self.before[program] for program in ended))
 
     def arrive(self, kernel, counter):
         kernel(counter)
         self.ended.setdefault(counter.handle.data.item(), []).append(self.program)
+        self.known = set()
 
     def _touch(self, kernel, base, *values):
         if base.handle.data.item() == self.place:
@@ -216,7 +219,7 @@ def test_a_place_in_the_ring_is_taken_when_all_before_in_it_are_done(bsa):
             seen = Handovers(module, patch)
             run(bsa, case, inputs, backward=False, programs_ahead=1, spare_pairs=spare)
         assert len(seen.touched) == 2 + spare
-        assert {kind for programs in seen.touched.values() for kind, _, _ in programs} == {"attend_tile", "finish_tile"}
+        assert {"attend_part", "combine_part"} == {kind for touched in seen.touched.values() for kind, _, _ in touched}
         assert all(count in (0, len(seen.ended[counter])) for counter, count in seen.waited if counter in seen.ended)
         assert not seen.races
 
@@ -234,25 +237,40 @@ def test_a_future_key_changes_nothing(bsa):
     assert not torch.equal(before["out"][45:70], after["out"][45:70])
 
 
-def test_lists_hold_for_each_block_its_queries_in_order(bsa):
-    case = of(batch=3, lengths="70:0:47", block_counts=4, nheads=1, mode="fwd")
+@pytest.mark.parametrize("selection", ["head", "shared"])
+def test_lists_hold_for_each_block_its_queries_and_are_ordered_for_a_backward(bsa, selection):
+    case = of(batch=3, lengths="70:0:47", block_counts=4, selection=selection)
     inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
     tensors = tensors_of(bsa, case, inputs)
     problem = bsa.problem_of(tensors, max_seqlen=70, max_seqlen_q=70, block_size=16, block_counts=4, alpha=1.0,
-                             scaling_seqlen=1, local_window=None, selection="head", pairs=False)
-    config = replace(bsa.default_config(problem, (0, 0)), **CUT | {"chunk": 128, "segments": 8})
-    blocks = torch.empty(117, 1, 4, dtype=torch.int32)
-    workspace = poisoned(bsa.forward_workspace(problem, config, torch.device("cpu")))
-    bsa.forward(tensors.call(problem, config, torch.empty(117, 1, 16), blocks, workspace))
-    for number, (first, length) in enumerate(((0, 70), (70, 0), (70, 47))):
-        expected = []
-        starts = workspace["starts"][0, first // 16 + number:][:length // 16 + 1].tolist()
-        for block in range(length // 16):
-            assert starts[block] == len(expected)
-            expected += [t * 3 + s for t in range(length) for s in range(3)
-                         if blocks[first + t, 0, s] == block < t // 16]
-        assert starts[-1] == len(expected)
-        assert workspace["entries"][0, first * 3:][:len(expected)].tolist() == expected
+                             scaling_seqlen=1, local_window=None, selection=selection, pairs=False)
+    config = replace(bsa.default_config(problem, (0, 0)), **CUT | {"chunk": 128, "order_chunk": 64})
+    heads, cpu = problem.list_heads, torch.device("cpu")
+    blocks = torch.empty(117, heads, 4, dtype=torch.int32)
+    workspace = poisoned(bsa.forward_workspace(problem, config, cpu))
+    call = tensors.call(problem, config, torch.empty(117, 2, 16), blocks, workspace)
+    bsa.forward(call)
+    listed = {}
+    for head in range(heads):
+        for number, (first, length) in enumerate(((0, 70), (70, 0), (70, 47))):
+            expected = []
+            starts = workspace["starts"][head, first // 16 + number:][:length // 16 + 1].tolist()
+            for block in range(length // 16):
+                assert starts[block] == len(expected)
+                mine = [t * 3 + s for t in range(length) for s in range(3)
+                        if blocks[first + t, head, s] == block < t // 16]
+                place = slice(first * 3 + len(expected), first * 3 + len(expected) + len(mine))
+                assert sorted(workspace["entries"][head, place].tolist()) == mine
+                # A card's atomics leave any order.
+                workspace["entries"][head, place] = torch.tensor(mine, dtype=torch.int32).flip(0)
+                expected += mine
+            assert starts[-1] == len(expected)
+            listed[head, first, len(expected)] = expected
+    found = poisoned(bsa.allocate(bsa.backward_shapes(problem, config), cpu))
+    like = {f"d{name}": torch.empty_like(getattr(inputs, name)) for name in ("q", "k", "v", "gates")}
+    bsa.backward(bsa.BsaGradients(call=call, dout=inputs.dout, workspace=found, **like))
+    for (head, first, count), expected in listed.items():
+        assert found["ordered"][head, first * 3:][:count].tolist() == expected
 
 
 def test_gradients_reach_every_leaf_of_the_public_function(bsa):

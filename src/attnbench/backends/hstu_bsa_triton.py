@@ -50,11 +50,11 @@ class HstuBsaTriton(OurTriton):
             yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
                          {"select_rows": rows, "select_blocks": blocks, "select_warps": warps,
                           "select_registers": registers})
-        for rows, finish, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
-            yield Config(f"a{rows}f{finish}w{warps}" + f"r{registers}" * bool(registers),
-                         {"attend_rows": rows, "finish_rows": finish, "attend_warps": warps,
+        for rows, each, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
+            yield Config(f"a{rows}x{each}w{warps}" + f"r{registers}" * bool(registers),
+                         {"attend_rows": rows, "tiles_each": each, "attend_warps": warps,
                           "attend_registers": registers})
-        for ahead in (192, 1024):
+        for ahead in (384, 1536):
             yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
         for spare in (0, 3):
             yield Config(f"spare{spare}", {"spare_pairs": spare})
@@ -65,11 +65,11 @@ class HstuBsaTriton(OurTriton):
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
 
 
-# Rows, blocks or rows of the final sum, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
+# Rows, blocks or tiles of a program, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
 _SELECT = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
-_ATTEND = ((32, 32, 4, None), (64, 32, 4, None), (64, 32, 4, 128), (64, 64, 4, None), (128, 32, 8, None),
-           (128, 64, 8, None))
-_NARROW = ((32, 32, 4, 96), (64, 32, 4, 96), (128, 64, 8, 80))
+_ATTEND = ((64, 1, 4, 128), (64, 2, 4, 128), (64, 4, 4, 128), (64, 8, 4, 128), (64, 4, 4, None), (128, 2, 8, None),
+           (128, 4, 8, None))
+_NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 

@@ -10,24 +10,10 @@ A sequence is ``[history | targets]``.  For a history row t (a target stands beh
 (After Yuan et al. 2025, arXiv:2502.11089, with SiLU as in Zhai et al. 2024, arXiv:2402.17152.)  The truth these
 kernels are held against is `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ranking and lists are part of the call:
 
-    hstu_bsa_pool     means of blocks                       reads K and V
-    hstu_bsa_select   compressed branch and ranking         reads Q, writes O
-    hstu_bsa_lists    for each block its queries, sorted    traffic of the indices
-    hstu_bsa_attend   listed blocks, nearby keys, the sum   reads Q, K, V, O, writes O; partial rows stay in the L2
-
-So HBM sees 9 tensors of the size of Q (the sketch this replaces: 24); L2 sees some 16 of them in attend alone, which
-bounds it.  Predicted from traffic and products for a card of 4.3 TB/s HBM, 6 TB/s L2 and 400 TFLOP/s, at 524,288
-tokens, bf16, block 32, 4 blocks, in ms; not measured yet:
-
-    H, D         N       pool   select   lists   attend   total
-    4, 128       2048    0.27   0.3      0.1     1.5      2.2
-    4, 128       4096    0.27   0.4      0.1     1.5      2.3
-    4, 128       8192    0.27   0.6      0.1     1.5      2.5
-    4, 128       16384   0.27   1.1      0.1     1.6      3.1
-    8, 64        2048    0.27   0.4      0.2     1.5      2.4
-    8, 64        8192    0.27   0.8      0.2     1.5      2.8
-    8, 64        16384   0.27   1.5      0.2     1.6      3.6
-    8, 32→64     8192    0.20   0.7      0.2     1.2      2.3
+    hstu_bsa_pool     means of blocks                              reads K and V
+    hstu_bsa_select   compressed branch, ranking, keys nearby      reads Q, K, V, writes O
+    hstu_bsa_lists    for each block the queries that chose it     traffic of the indices
+    hstu_bsa_attend   listed blocks, and the sums of partial rows  reads Q, K, V, O, writes O
 
 The selection is a constant of the gradients.  Forward and backward have one order for every sum: the same bits each
 time.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16

@@ -15,6 +15,7 @@ from torch import Tensor
 from attnbench.kernels.hstu_bsa_forward import BsaCall, columns_of
 from attnbench.kernels.hstu_bsa_grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu_bsa_grad_rows import hstu_bsa_grad_rows
+from attnbench.kernels.hstu_bsa_lists import hstu_bsa_order
 from attnbench.kernels.hstu_bsa_plan import pairs_of_pass
 
 LARGEST_SUMS = 4096
@@ -52,6 +53,7 @@ def backward(grad: BsaGradients) -> None:
         hstu_bsa_grad_means[(p.units * tiles,)](
             **common, **call.tensors("q", "means_k", "means_v"), **call.strides("q"), **_pointers(grad, "dmeans"),
             tiles=tiles, mean_rows=p.mean_rows, ROWS=c.means_rows, BLOCKS=c.means_blocks, num_warps=c.means_warps)
+    _order(grad)
     common |= {**call.tensors("q", "k", "v"), **call.strides("q", "k", "v"), **_pointers(grad, "partial"),
                "mean_rows": p.mean_rows, "slot_rows": p.slot_rows, "OTHERS": p.others, "WINDOW": p.local_window,
                "dk_ptr": grad.dk, "dv_ptr": grad.dv}
@@ -64,13 +66,25 @@ def backward(grad: BsaGradients) -> None:
             hstu_bsa_grad_rows[(units * tiles,)](
                 **common, **call.tensors("means_k", "means_v"), dq_ptr=grad.dq,
                 dgates_ptr=call.q if grad.dgates is None else grad.dgates, first_unit=first, tiles=tiles,
-                ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.finish_keys, num_warps=c.rows_warps)
+                ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.near_keys, num_warps=c.rows_warps)
+
+
+def _order(grad: BsaGradients) -> None:
+    """Lists in order: a forward leaves them as its atomics have it."""
+    call, p, c = grad.call, grad.call.problem, grad.call.config
+    chunks = triton.cdiv(p.slot_rows, c.order_chunk)
+    if chunks:
+        hstu_bsa_order[(p.batch * p.list_heads * chunks,)](
+            **call.tensors("blocks", "entries", "starts"), ordered_ptr=grad.workspace["ordered"], **call.sequences(),
+            list_heads=p.list_heads, chunks=chunks, entry_rows=p.queries * p.others, count_rows=p.count_rows,
+            **call.flags(), OTHERS=p.others, CHUNK=c.order_chunk, num_warps=c.list_warps)
 
 
 def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) -> None:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     tiles = triton.cdiv(p.max_seqlen, p.block_size)
-    lists = {f"{name}_ptr": call.workspace.get(name, call.blocks) for name in ("entries", "starts")}
+    lists = {"entries_ptr": grad.workspace.get("ordered", call.blocks),
+             "starts_ptr": call.workspace.get("starts", call.blocks)}
     columns = columns_of(max(p.attn_dim, p.linear_dim))
     hstu_bsa_grad_keys[(units * tiles,)](
         **common, **lists, **_pointers(grad, "dmeans"), first_unit=first, tiles=tiles,

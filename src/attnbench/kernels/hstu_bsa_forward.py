@@ -14,11 +14,22 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu_bsa_attend import hstu_bsa_attend, hstu_bsa_finish, hstu_bsa_ticket
+from attnbench.kernels.hstu_bsa_attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
 from attnbench.kernels.hstu_bsa_lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem, Shapes, forward_shapes, in_flight, saved_shapes
+from attnbench.kernels.hstu_bsa_plan import (
+    BsaConfig,
+    BsaProblem,
+    Shapes,
+    forward_shapes,
+    in_flight,
+    parts_of,
+    saved_shapes,
+)
 from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
 from attnbench.kernels.hstu_bsa_select import hstu_bsa_select, hstu_bsa_select_shared
+
+PLACED = 256
+"Blocks whose lists are placed at a time."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +119,7 @@ def pool(call: BsaCall) -> None:
 
 
 def select(call: BsaCall) -> None:
-    """Compressed branch into out, and the blocks of each query."""
+    """Compressed, local and sliding branches into out, and the blocks of each query."""
     p, c = call.problem, call.config
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
     cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
@@ -122,9 +133,9 @@ def select(call: BsaCall) -> None:
             **call.tensors("q", "means_k", "blocks"), **call.sequences(), **call.strides("q"), **sizes, **dims,
             **call.flags(), **cut)
     hstu_bsa_select[(p.units * tiles,)](
-        **call.tensors("q", "means_k", "means_v", "out", "blocks"), gates_ptr=_or(call.gates, call.q),
-        **call.sequences(), **call.strides("q"), **sizes, **call.factors(), **call.dims(), **call.flags(), **cut,
-        GATES=p.gates, SHARED=p.shared, TANH=c.silu == "tanh")
+        **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"), gates_ptr=_or(call.gates, call.q),
+        **call.sequences(), **call.strides("q", "k", "v"), **sizes, **call.factors(), **call.dims(), **call.flags(),
+        **cut, GATES=p.gates, WINDOW=p.local_window, SHARED=p.shared, KEYS=c.near_keys, TANH=c.silu == "tanh")
 
 
 def lists(call: BsaCall) -> None:
@@ -133,73 +144,53 @@ def lists(call: BsaCall) -> None:
     units = p.batch * p.list_heads
     if not p.others or not units * p.max_seqlen_q:
         return
-    common = {**call.sequences(), "list_heads": p.list_heads, **call.flags(), "OTHERS": p.others,
-              "SEGMENTS": c.segments, "CHUNK": c.chunk}
-    hstu_bsa_rank[(units * c.segments,)](
-        **call.tensors("blocks", "ranks", "counts"), **common, entry_rows=p.queries * p.others,
-        count_rows=p.count_rows, num_warps=c.list_warps)
-    hstu_bsa_place[(units,)](
-        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, count_rows=p.count_rows,
-        tile_rows=p.tile_rows(c.attend_rows), ROWS=c.attend_rows)
+    common = {**call.sequences(), "list_heads": p.list_heads, "count_rows": p.count_rows, **call.flags(),
+              "OTHERS": p.others}
     chunks = triton.cdiv(p.slot_rows, c.chunk)
-    hstu_bsa_scatter[(units * chunks,)](
-        **call.tensors("blocks", "ranks", "counts", "entries"), **common, chunks=chunks,
-        entry_rows=p.queries * p.others, count_rows=p.count_rows)
+    entries = {"chunks": chunks, "entry_rows": p.queries * p.others, "CHUNK": c.chunk, "num_warps": c.list_warps}
+    call.workspace["counts"].zero_()
+    hstu_bsa_rank[(units * chunks,)](**call.tensors("blocks", "ranks", "counts"), **common, **entries)
+    hstu_bsa_place[(units,)](
+        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, tile_rows=p.tile_rows(c.attend_rows),
+        ROWS=c.attend_rows, CHUNK=PLACED)
+    hstu_bsa_scatter[(units * chunks,)](**call.tensors("blocks", "ranks", "starts", "entries"), **common, **entries)
 
 
 def attend(call: BsaCall) -> None:
-    """Selected, local and sliding branches, added to what out holds."""
+    """Partial rows of the listed blocks, and their sums, added to what out holds."""
     p, c = call.problem, call.config
-    if not p.units * p.max_seqlen_q:
+    if not p.others or not p.units * p.max_seqlen_q:
         return
-    if p.others and c.schedule == "ticket":
-        _ticket(call)
-        return
-    tiles, row_tiles = p.attend_tiles(c.attend_rows), triton.cdiv(p.max_seqlen_q, c.finish_rows)
-    _, step = in_flight(p, c) if p.others else (0, p.units)
-    for first in range(0, p.units, step):
-        units = min(step, p.units - first)
-        if p.others and tiles:
-            hstu_bsa_attend[(units * tiles,)](**_lists_of(call), **_attend_cut(call), first_unit=first, tiles=tiles,
-                                              **_common(call))
-        # Without other blocks there are no partial rows, and their pointer is not read.
-        hstu_bsa_finish[(units * row_tiles,)](
-            partial_ptr=call.workspace.get("partial", call.out), **_finish_cut(call), first_unit=first,
-            tiles=row_tiles, **_common(call))
-
-
-def _ticket(call: BsaCall) -> None:
-    p, c = call.problem, call.config
-    tiles, row_tiles = p.attend_tiles(c.attend_rows), triton.cdiv(p.max_seqlen_q, c.finish_rows)
+    parts, row_parts, span = parts_of(p, c)
     lag, ring = in_flight(p, c)
-    call.workspace["progress"].zero_()
-    cut = _attend_cut(call) | _finish_cut(call)
-    cut["FINISH_ROWS"], cut["ROWS"] = c.finish_rows, c.attend_rows
-    hstu_bsa_ticket[((p.units + lag) * (tiles + row_tiles),)](
-        **_lists_of(call), **cut, **call.tensors("progress"), units=p.units, lag=lag, ring=ring, tiles=tiles,
-        row_tiles=row_tiles, **_common(call))
-
-
-def _common(call: BsaCall) -> dict[str, Any]:
-    p, c = call.problem, call.config
-    return {**call.tensors("q", "k", "v"), **call.sequences(), **call.strides("q", "k", "v"), "heads": p.heads,
-            "slot_rows": p.slot_rows, **call.factors(), **call.dims(), **call.flags(), "OTHERS": p.others,
-            "TANH": c.silu == "tanh", **_options(c.attend_warps, c.attend_stages, c.attend_registers)}
-
-
-def _lists_of(call: BsaCall) -> dict[str, Any]:
-    return call.tensors("partial", "entries", "tiles", "num_tiles")
+    if c.schedule == "ticket":
+        call.workspace["progress"].zero_()
+        hstu_bsa_ticket[((p.units + lag) * (parts + row_parts),)](
+            **_attend_cut(call) | _combine_cut(call) | {"ROWS": c.attend_rows}, **call.tensors("progress"),
+            COMBINE_ROWS=c.combine_rows, units=p.units, lag=lag, ring=ring, parts=parts, row_parts=row_parts, span=span)
+        return
+    for first in range(0, p.units, ring):
+        units = min(ring, p.units - first)
+        if parts:
+            hstu_bsa_attend[(units * parts,)](**_attend_cut(call), first_unit=first, parts=parts)
+        hstu_bsa_combine[(units * row_parts,)](**_combine_cut(call), first_unit=first, row_parts=row_parts, span=span)
 
 
 def _attend_cut(call: BsaCall) -> dict[str, Any]:
-    p, rows = call.problem, call.config.attend_rows
-    return {"entry_rows": p.queries * p.others, "tile_rows": p.tile_rows(rows), "SHARED": p.shared, "ROWS": rows}
-
-
-def _finish_cut(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
-    return {"gates_ptr": _or(call.gates, call.q), "out_ptr": call.out, "GATES": p.gates, "WINDOW": p.local_window,
-            "ROWS": c.finish_rows, "KEYS": c.finish_keys}
+    return {**call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"), **call.sequences(),
+            **call.strides("q", "k", "v"), "heads": p.heads, "entry_rows": p.queries * p.others,
+            "tile_rows": p.tile_rows(c.attend_rows), "slot_rows": p.slot_rows, **call.factors(), **call.dims(),
+            **call.flags(), "OTHERS": p.others, "SHARED": p.shared, "ROWS": c.attend_rows, "TANH": c.silu == "tanh",
+            **_options(c.attend_warps, 1, c.attend_registers)}
+
+
+def _combine_cut(call: BsaCall) -> dict[str, Any]:
+    p, c = call.problem, call.config
+    dims = {name: value for name, value in call.dims().items() if name in ("LINEAR_DIM", "BLOCK_V")}
+    return {**call.tensors("out", "partial"), "gates_ptr": _or(call.gates, call.q), **call.sequences(),
+            "heads": p.heads, "slot_rows": p.slot_rows, **dims, **call.flags(), "OTHERS": p.others, "GATES": p.gates,
+            "ROWS": c.combine_rows, **_options(c.attend_warps, 1, c.attend_registers)}
 
 
 def _options(warps: int, stages: int, registers: int | None) -> dict[str, int]:

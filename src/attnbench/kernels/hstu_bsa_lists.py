@@ -1,15 +1,15 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""For each block the queries that chose it, in their order: a counting sort in three passes, without atomics.
+"""For each block the queries that chose it: a counting sort.
 
-An entry t (S - 1) + s says that slot s of query t chose a block before its local one.  The queries of a
-sequence are cut into SEGMENTS runs; the segments are sorted side by side.
+An entry t (S - 1) + s says that slot s of query t chose a block before its local one.
 
-    rank     a segment counts each of its blocks, and gives each entry the number of equal ones before it
-    place    per sequence: where each block's list starts, where each segment writes into it, and a table of
-             tiles of ROWS entries of one block, so that a block chosen by all is many tiles and not one long loop
+    rank     an entry adds itself to its block's count, and learns how many were there before
+    place    per sequence: where each block's list starts, and a table of tiles of ROWS entries of one block, so
+             that a block chosen by all is many tiles and not one long loop
     scatter  each entry goes to its place
+    order    each list by its entries, for a backward, whose sums over it are to be the same each time
 
-The order of a list depends on nothing but the blocks: sums over it are the same each time.
+Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from attnbench.kernels.hstu_dense_tiles import sequence
 
 @triton.jit
 @no_type_check
-def chosen_blocks(blocks_ptr, entries, count, first_query, seen, stride, OTHERS: tl.constexpr,
+def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: tl.constexpr,
                   BLOCK_SIZE: tl.constexpr):
     """Block of each entry, -1 where the slot holds the local block or none."""
     rows = entries // OTHERS
-    block = tl.load(blocks_ptr + rows.to(tl.int64) * stride + entries % OTHERS, mask=entries < count, other=-1)
+    block = tl.load(blocks_ptr + rows.to(tl.int64) * stride + entries % OTHERS, mask=mask, other=-1)
     _, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
     return tl.where(block < local, block, -1)
 
@@ -37,50 +37,31 @@ def chosen_blocks(blocks_ptr, entries, count, first_query, seen, stride, OTHERS:
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_rank(
-    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, entry_rows,
-    count_rows, SEGMENTS: tl.constexpr, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
+    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows,
+    count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """A program: one segment of a sequence, its entries in order."""
-    unit = tl.program_id(0) // SEGMENTS
-    segment = tl.program_id(0) - unit * SEGMENTS
+    """A program: CHUNK entries; the counts were 0."""
+    unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
         offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
-    whole = seen // BLOCK_SIZE
-    counts = counts_ptr + (head * SEGMENTS + segment) * count_rows + key_start // BLOCK_SIZE
-    at = tl.arange(0, CHUNK)
-    for first in range(0, whole, CHUNK):
-        tl.store(counts + first + at, 0, mask=first + at < whole)
-    tl.debug_barrier()
-
-    count = (keys - first_query) * OTHERS
-    length = tl.cdiv(keys - first_query, SEGMENTS) * OTHERS
-    end = tl.minimum((segment + 1) * length, count)
+    entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
-    chosen = blocks_ptr + query_start * stride + head * (OTHERS + 1)
-    ranks = ranks_ptr + head * entry_rows + query_start * OTHERS
-    for start in range(segment * length, end, CHUNK):
-        block = chosen_blocks(chosen, start + at, end, first_query, seen, stride, OTHERS, BLOCK_SIZE)
-        valid = block >= 0
-        # Equal entries before each one, and in the upper half of the word those behind it.
-        order = tl.where(at[None, :] < at[:, None], 1, tl.where(at[None, :] > at[:, None], 65536, 0))
-        equal = tl.sum(tl.where(block[:, None] == block[None, :], order, 0), 1)
-        rank = tl.load(counts + block, mask=valid, other=0) + (equal & 65535)
-        tl.store(ranks + start + at, rank, mask=valid)
-        # All have read the counts; the last entry of each block writes its own.
-        tl.debug_barrier()
-        tl.store(counts + block, rank + 1, mask=valid & (equal < 65536))
-        tl.debug_barrier()
+    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
+                          entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
+    counts = counts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    rank = tl.atomic_add(counts + block, 1, mask=block >= 0, sem="relaxed")
+    tl.store(ranks_ptr + head * entry_rows + query_start * OTHERS + entry, rank, mask=block >= 0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_place(
     counts_ptr, starts_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads,
-    count_rows, tile_rows, SEGMENTS: tl.constexpr, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    count_rows, tile_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):
     """A program: one sequence (and head)."""
     unit = tl.program_id(0)
@@ -89,21 +70,15 @@ def hstu_bsa_place(
     key_start, query_start, _, _, _, seen = sequence(
         offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
     whole = seen // BLOCK_SIZE
-    counts = counts_ptr + head * SEGMENTS * count_rows + key_start // BLOCK_SIZE
-    starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    row = head * count_rows + key_start // BLOCK_SIZE + number
     tiles = tiles_ptr + (head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
-    segment = tl.arange(0, SEGMENTS)[:, None].to(tl.int64)
-    at = tl.arange(0, CHUNK)
     entries = 0
     num_tiles = 0
     for first in range(0, whole, CHUNK):
-        block = first + at
-        where = counts + segment * count_rows + block[None, :]
-        found = tl.load(where, mask=block[None, :] < whole, other=0)
-        total = tl.sum(found, 0)
+        block = first + tl.arange(0, CHUNK)
+        total = tl.load(counts_ptr + row + block, mask=block < whole, other=0)
         start = entries + tl.cumsum(total, 0) - total
-        tl.store(where, start[None, :] + tl.cumsum(found, 0) - found, mask=block[None, :] < whole)
-        tl.store(starts + block, start, mask=block < whole)
+        tl.store(starts_ptr + row + block, start, mask=block < whole)
         of_block = tl.cdiv(total, ROWS)
         tile = num_tiles + tl.cumsum(of_block, 0) - of_block
         for i in range(tl.max(of_block, 0)):
@@ -113,16 +88,16 @@ def hstu_bsa_place(
             tl.store(tiles + (tile + i) * 3 + 2, tl.minimum(total - i * ROWS, ROWS), mask=mask)
         entries += tl.sum(total, 0)
         num_tiles += tl.sum(of_block, 0)
-    tl.store(starts + whole, entries)
+    tl.store(starts_ptr + row + whole, entries)
     tl.store(num_tiles_ptr + unit, num_tiles)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_scatter(
-    blocks_ptr, ranks_ptr, counts_ptr, entries_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
-    entry_rows, count_rows, SEGMENTS: tl.constexpr, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
+    blocks_ptr, ranks_ptr, starts_ptr, entries_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries."""
     unit = tl.program_id(0) // chunks
@@ -130,15 +105,45 @@ def hstu_bsa_scatter(
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
         offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
-    queries = keys - first_query
     entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
-    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry, queries * OTHERS,
-                          first_query, seen, stride, OTHERS, BLOCK_SIZE)
-    valid = block >= 0
-    segment = (entry // OTHERS) // tl.maximum(tl.cdiv(queries, SEGMENTS), 1)
+    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
+                          entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
     base = head * entry_rows + query_start * OTHERS
-    rank = tl.load(ranks_ptr + base + entry, mask=valid, other=0)
-    counts = counts_ptr + head * SEGMENTS * count_rows + key_start // BLOCK_SIZE
-    place = tl.load(counts + segment.to(tl.int64) * count_rows + block, mask=valid, other=0)
-    tl.store(entries_ptr + base + place + rank, entry, mask=valid)
+    rank = tl.load(ranks_ptr + base + entry, mask=block >= 0, other=0)
+    start = tl.load(starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number + block, mask=block >= 0,
+                    other=0)
+    tl.store(entries_ptr + base + start + rank, entry, mask=block >= 0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_order(
+    blocks_ptr, entries_ptr, ordered_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """A program: CHUNK entries, each put behind the smaller ones of its list."""
+    unit = tl.program_id(0) // chunks
+    number = unit // list_heads
+    head = (unit - number * list_heads).to(tl.int64)
+    key_start, query_start, _, _, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    listed = tl.load(starts + seen // BLOCK_SIZE)
+    at = tl.arange(0, CHUNK)
+    place = (tl.program_id(0) - unit * chunks) * CHUNK + at
+    mask = place < listed
+    base = head * entry_rows + query_start * OTHERS
+    entry = tl.load(entries_ptr + base + place, mask=mask, other=0)
+    block = tl.load(blocks_ptr + ((query_start + entry // OTHERS) * list_heads + head) * (OTHERS + 1)
+                    + entry % OTHERS, mask=mask, other=0)
+    begin = tl.load(starts + block, mask=mask, other=listed)
+    end = tl.load(starts + block + 1, mask=mask, other=0)
+    before = begin
+    for first in range(tl.min(begin, 0), tl.max(end, 0), CHUNK):
+        other = first + at
+        behind = tl.load(entries_ptr + base + other, mask=other < listed, other=0)[None, :] < entry[:, None]
+        same = (other[None, :] >= begin[:, None]) & (other[None, :] < end[:, None])
+        before += tl.sum((behind & same).to(tl.int32), 1)
+    tl.store(ordered_ptr + base + before, entry, mask=mask)

@@ -23,7 +23,7 @@ class BsaConfig:
     """How the kernels are cut.  The defaults were chosen by reading compiled code, not yet on a card."""
 
     schedule: str = "ticket"
-    "how selected branch and final sum follow each other: ticket, or passes"
+    "how partial rows and their sums follow each other: ticket, or passes"
     pool_rows: int = 16
     "keys of a block that the pool adds at a time"
     pool_warps: int = 1
@@ -35,23 +35,24 @@ class BsaConfig:
     select_stages: int = 2
     select_registers: int | None = None
     "most of a thread there, to have more programs on an SM; None: the compiler's choice"
-    segments: int = 16
-    "runs of a sequence that are sorted side by side; a power of two"
-    chunk: int = 128
-    "entries of a list sorted at a time"
-    list_warps: int = 4
-    attend_rows: int = 128
-    "queries of a program of the selected branch"
-    finish_rows: int = 64
-    "queries of a program of the final sum"
-    finish_keys: int = 32
+    near_keys: int = 32
     "nearby keys at a time"
-    attend_warps: int = 8
-    attend_stages: int = 2
+    chunk: int = 512
+    "entries of a program that sorts them"
+    order_chunk: int = 128
+    "entries that are put in order at a time, for a backward"
+    list_warps: int = 4
+    attend_rows: int = 64
+    "queries of a tile of the selected branch"
+    attend_warps: int = 4
     attend_registers: int | None = None
     "as `select_registers`"
-    programs_ahead: int = 384
-    "attend programs between those of a pair and its final sum: what a card runs at a time, and some"
+    tiles_each: int = 4
+    "tiles that a program of the selected branch, or of the sums, takes one after another"
+    combine_rows: int = 32
+    "queries whose partial rows are added up at a time"
+    programs_ahead: int = 768
+    "programs between those of a pair's partial rows and their sums: what a card runs at a time, and some"
     spare_pairs: int = 1
     "places for partial rows of a pair beyond the fewest there can be: fewer stay in the L2, more let nobody wait"
     pass_mib: int = 256
@@ -171,15 +172,14 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     size = max(problem.attn_dim, problem.linear_dim)
     if problem.dtype == torch.float32:
         # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
-        values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "finish_rows": 32, "attend_warps": 8,
+        values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "attend_warps": 8,
                    "means_rows": 16, "means_blocks": 16, "means_warps": 4, "keys_rows": 16, "rows_rows": 16,
-                   "rows_blocks": 16, "finish_keys": 16, "grad_stages": 1, "select_warps": 8}
+                   "rows_blocks": 16, "near_keys": 16, "grad_stages": 1, "select_warps": 8}
     elif size > 128:
-        values |= {"select_warps": 8, "finish_rows": 64, "attend_warps": 8, "means_rows": 32,
+        values |= {"select_warps": 8, "attend_warps": 8, "means_rows": 32,
                    "means_blocks": 16, "keys_rows": 32, "rows_rows": 32}
     elif size <= 64:
-        values |= {"select_blocks": 64, "finish_rows": 32, "attend_warps": 4, "means_warps": 4, "keys_warps": 4,
-                   "rows_warps": 4}
+        values |= {"select_blocks": 64, "attend_registers": 96, "means_warps": 4, "keys_warps": 4, "rows_warps": 4}
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
@@ -188,21 +188,24 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     if problem.has_targets and problem.dtype != torch.float32:
         # A target's own key and value are two tiles more.
         values |= {"rows_rows": 32} if size > 64 else {"rows_warps": 8}
-    if problem.block_size * size > 16384:
-        # Keys, values and queries of a tile, together, have to fit the shared memory of sm_80 too.
-        values["attend_rows"] = min(64, values.get("attend_rows", 64))
     return BsaConfig(**values)
 
 
+def parts_of(problem: BsaProblem, config: BsaConfig) -> tuple[int, int, int]:
+    """Programs for the tiles of a pair, programs for its sums, and how many queries each of these has."""
+    span = config.combine_rows * config.tiles_each
+    return (-(-problem.attend_tiles(config.attend_rows) // config.tiles_each), -(-problem.max_seqlen_q // span), span)
+
+
 def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
-    """Pairs between an attend and its finish, and pairs that have partial rows at a time.
+    """Pairs between an attend and its combine, and pairs that have partial rows at a time.
 
     In passes nothing is between them, and the second number is the pairs of a pass.
     """
     if config.schedule == "ticket":
-        lag = -(-config.programs_ahead // max(1, problem.attend_tiles(config.attend_rows)))
+        lag = -(-config.programs_ahead // max(1, parts_of(problem, config)[0]))
         lag = max(1, min(lag, problem.units))
-        # The attend of a pair waits for the finish of the one before in its place: that must have a lower ticket.
+        # The attend of a pair waits for the combine of the one before in its place: that must have a lower ticket.
         return lag, max(1, min(lag + 1 + config.spare_pairs, problem.units))
     return 0, pairs_of_pass(problem, problem.linear_dim, config)
 
@@ -238,7 +241,7 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     _, ring = in_flight(p, config)
     shapes: Shapes = {
         "ranks": ((lists, p.queries * p.others), torch.int32),
-        "counts": ((lists, config.segments, p.count_rows), torch.int32),
+        "counts": ((lists, p.count_rows), torch.int32),
         "tiles": ((lists, p.tile_rows(config.attend_rows), 3), torch.int32),
         "num_tiles": ((p.batch * lists,), torch.int32),
         "partial": ((ring, p.slot_rows, p.linear_dim), p.dtype),
@@ -249,7 +252,7 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
 
 
 def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
-    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates."""
+    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates, lists in order."""
     p = problem
     shapes: Shapes = {
         "dmeans_k": ((p.heads, p.mean_rows, p.attn_dim), torch.float32),
@@ -258,7 +261,8 @@ def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     if p.others:
         pairs = pairs_of_pass(p, p.attn_dim, config)
         shapes |= {"partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
-                   "partial_dgate": ((pairs, p.slot_rows), torch.float32)}
+                   "partial_dgate": ((pairs, p.slot_rows), torch.float32),
+                   "ordered": ((p.list_heads, p.queries * p.others), torch.int32)}
     return shapes
 
 

@@ -1,12 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Compressed branch of block-sparse HSTU attention, and the blocks each query selects.
+"""Compressed, local and sliding branches of block-sparse HSTU attention, and the blocks each query selects.
 
     out_t = g BS c Σ_b SiLU(α q·k̄_b) v̄_b        over the complete blocks that end at or before t
+          + c Σ_j (g' + g") SiLU(α q·k_j) v_j    over the keys nearby: the local block's up to t under the gate g' of
+                                                 the selected branch, the last w under g" of the sliding one
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
-One pass over the means does both: the tile of scores that is ranked is the one that is weighted.  With one
-selection for all heads the scores are added over them, by a kernel of its own.  With pairs an odd history row
-is ranked with the query before it, where that one is there.
+One pass over the means weighs and ranks: the tile of scores is the same.  With one selection for all heads the
+scores are added over them, by a kernel of its own.  With pairs an odd history row is ranked with the query before
+it, where that one is there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_bsa_tiles import COUNTS, complete_seen, gate_of, gather_rows, standing
+from attnbench.kernels.hstu_bsa_tiles import (
+    COUNTS,
+    complete_seen,
+    gate_of,
+    gather_rows,
+    near_begin,
+    near_masks,
+    near_weights,
+    standing,
+)
 from attnbench.kernels.hstu_bsa_topk import empty_list, fold_tile, keys_of, least, store_blocks
 from attnbench.kernels.hstu_dense_tiles import sequence, silu
 from attnbench.kernels.rows import load_rows, store_rows
@@ -62,15 +73,44 @@ def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, l
     return acc, best
 
 
+@triton.jit
+@no_type_check
+def near_sum(acc, q, k_base, v_base, start, queries, first_query, seen, of_local, of_window, k_row, v_row, half_alpha,
+             ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+             BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+             TANH: tl.constexpr, HAS_TARGETS: tl.constexpr):
+    """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
+    rows = start + tl.arange(0, ROWS)
+    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
+    for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
+        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
+        in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
+                                         local[:, None], seen, WINDOW, BLOCK_SIZE)
+        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
+        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+    if HAS_TARGETS:
+        # A target is a key of its own alone, in the selected branch and in the sliding one.
+        target = (rows < queries) & (position >= seen)
+        own = gather_rows(k_base, position, target, k_row, ATTN_DIM, BLOCK_D)
+        weight = silu(tl.sum(q.to(tl.float32) * own.to(tl.float32), 1), half_alpha, TANH)
+        weight *= (of_local + of_window) if WINDOW > 0 else of_local
+        own = gather_rows(v_base, position, target, v_row, LINEAR_DIM, BLOCK_V)
+        acc += weight[:, None] * own.to(tl.float32)
+    return acc
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_select(
-    q_ptr, means_k_ptr, means_v_ptr, gates_ptr, out_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    q_row, q_head, heads, tiles, mean_rows, half_alpha, scale,
+    q_ptr, k_ptr, v_ptr, means_k_ptr, means_v_ptr, gates_ptr, out_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, q_row, q_head, k_row, k_head, v_row, v_head, heads, tiles, mean_rows, half_alpha, scale,
     ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr, GATES: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    BITS: tl.constexpr, TANH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEYS: tl.constexpr, BITS: tl.constexpr, TANH: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
     # Which tile: of a pair of sequence and head the longest rows first.
@@ -110,13 +150,22 @@ def hstu_bsa_select(
         acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
                                 ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, True)
 
-    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
-    out_row = heads * LINEAR_DIM
-    store_rows(out_ptr + query_start * out_row + head * LINEAR_DIM, start, queries, out_row,
-               acc * (gate * (scale * BLOCK_SIZE))[:, None], LINEAR_DIM, ROWS, BLOCK_V)
     if not SHARED:
         store_blocks(blocks_ptr + (query_start * heads + head) * COUNTS, best, rows, queries, first_query, seen,
                      COUNTS, BLOCK_SIZE, BITS, heads * COUNTS)
+
+    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
+    of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, GATES)
+    of_window = of_local
+    if WINDOW > 0:
+        of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, GATES)
+    acc = near_sum(acc * (gate * BLOCK_SIZE)[:, None], q, k_ptr + key_start * k_row + head * k_head,
+                   v_ptr + key_start * v_row + head * v_head, start, queries, first_query, seen, of_local, of_window,
+                   k_row, v_row, half_alpha, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, WINDOW, ROWS, KEYS,
+                   TANH, HAS_TARGETS)
+    out_row = heads * LINEAR_DIM
+    store_rows(out_ptr + query_start * out_row + head * LINEAR_DIM, start, queries, out_row, acc * scale, LINEAR_DIM,
+               ROWS, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=COUNTS)

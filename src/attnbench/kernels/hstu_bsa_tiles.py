@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 COUNTS = ("blocks", "chunks", "count_rows", "entry_rows", "first_unit", "heads", "lag", "list_heads", "mean_rows",
-          "ring", "row_tiles", "slot_rows", "tile_rows", "tiles", "units")
+          "parts", "ring", "row_parts", "slot_rows", "span", "tile_rows", "tiles", "units")
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
 
 
