@@ -15,9 +15,11 @@ from attnbench.kernels.flash_defaults import forward_config, tuned
 from attnbench.kernels.flash_space import RULES, Shape, candidates, fault, nearest, registers, shared_bytes, space
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
-CONFIGS = st.builds(
-    ForwardConfig, **{name: st.sampled_from(accepted) for name, accepted in (NUMBERS | WORDS).items()},
-    registers=st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), section_mib=st.integers(1, 999))
+VALUES = st.fixed_dictionaries(
+    {name: st.sampled_from(accepted) for name, accepted in (NUMBERS | WORDS).items()}
+    | {"registers": st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), "section_mib": st.integers(1, 999)})
+CONFIGS = VALUES.map(lambda values: ForwardConfig(
+    **values | ({"order": "ws"} if values["grid"] in ("few", "ticket") and values["order"] not in HOPPER else {})))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -47,11 +49,14 @@ def _reads(text):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
-    ("m128n128w8s2-wibble", "has the word wibble; one of tma, ahead, ws, pp, fused, mix, persistent, r128, l8"),
+    ("m128n128w8s2-wibble", "has the word wibble; "
+     "one of tma, ahead, ws, pp, fused, mix, few, ticket, persistent, r128, l8"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
     ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
     ("m128n128w8s2-r100", "registers=100 cannot be used; a multiple of 8 from 24 to 248"),
+    ("m128n64w8s2-tma-few", "grid=few is not of order=plain; tiles, persistent, or order=ws or pp"),
+    ("m128n64w8s2-tma-ahead-ticket", "grid=ticket is not of order=ahead; tiles, persistent, or order=ws or pp"),
     ("m128n128w8s2-l0", "section_mib=0 is out of range; 1 to 999"),
     ("block_m=128", "lacks block_n"),
     ("block_m=128 block_m=128", "has block_m=128; each once of block_m"),

@@ -11,16 +11,22 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
 from attnbench.backends.base import Budget, Machine
 from attnbench.backends.registry import resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported
 from attnbench.kernels import flash_configs, flash_forward, flash_hopper_forward, flash_problem
+from attnbench.kernels.flash_hopper_tiles import job_at
+from attnbench.kernels.hopper import jobs_of, shared_out
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
 from .hopper_machine import machine_runs
+from .hopper_machine import run as run_kernel
 from .test_flash_forward import held, lse_of
 from .test_flash_forward import run as launched
 
@@ -59,6 +65,18 @@ CASES = {
     "persistent-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True}, f"{TWO}-persistent"),
     "persistent-rows-without-keys": ({"batch": 3, "seqlen": 300, "seqlen_k": 3, "causal": True}, f"{TWO}-persistent"),
     "persistent-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130"}, "m128n64w8s2-tma-ws-persistent"),
+    "few": ({"batch": 2, "seqlen": 700, "nheads": 2, "headdim": 32, "causal": True}, f"{TWO}-few"),
+    "few-three": ({"batch": 3, "seqlen": 260, "nheads": 2, "window": (90, 30)}, f"{THREE}-few-l1"),
+    "few-of-a-smaller-section": ({"batch": 3, "seqlen": 150, "seqlen_k": 1500, "headdim": 256, "causal": True},
+                                 "m128n64w8s2-tma-ws-few-l2"),
+    "few-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2,
+                    "causal": True}, "m128n64w8s2-tma-ws-few"),
+    "ticket": ({"batch": 2, "seqlen": 150, "nheads": 2, "causal": True}, f"{TWO}-ticket"),
+    "ticket-three": ({"batch": 2, "seqlen": 200, "seqlen_k": 99, "nheads": 2, "window": (20, 3)}, f"{THREE}-ticket"),
+    "ticket-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True},
+                               "m128n64w8s2-tma-ws-ticket"),
+    "ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
+                      f"{TWO}-ticket"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 
@@ -95,7 +113,8 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
     short = "-".join([draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma"))),
-                      draw(st.sampled_from(("ws", "pp"))), *draw(st.sampled_from(([], ["persistent"])))])
+                      draw(st.sampled_from(("ws", "pp"))),
+                      *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"])))])
     held(case, inputs, run(case, inputs, short, seed=draw(st.integers(0, 99)))[0])
 
 
@@ -104,6 +123,33 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts():
     inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
     first, *others = [run(case, inputs, f"{TWO}-persistent", seed)[0] for seed in range(4)]
     assert all(torch.equal(one, first) for one in others)
+
+
+@gluon.jit
+def list_jobs(out_ptr, most, pairs, tiles, stretch, sharers, GRID: gl.constexpr):
+    """The jobs of each program, in their order, in a row of `most`."""
+    problem = (0, 0, 0, 0, 0, 0, 0, pairs, tiles, 0, stretch, sharers)
+    first, end, step = jobs_of(tiles * pairs, stretch, sharers, GRID != "tiles")
+    place = gl.program_id(0) * most
+    for turn in range(first, end, step):
+        gl.store(out_ptr + place, job_at(turn, problem, step, GRID))
+        place += 1
+
+
+@pytest.mark.parametrize(("tiles", "pairs", "group"), [(32, 64, 12), (8, 7, 3), (5, 3, 2), (1, 5, 2), (3, 1, 1)])
+@pytest.mark.parametrize("grid", ["tiles", "few", "persistent"])
+def test_every_job_is_somebodys_and_few_share_out_a_causal_mask_evenly(tiles, pairs, group, grid):
+    programs, stretch, sharers = shared_out(grid, tiles, pairs, group, processors=6)
+    jobs = torch.full((programs, tiles * pairs), -1, dtype=torch.int32)
+    run_kernel(list_jobs, (programs,), jobs, tiles * pairs, pairs, tiles, stretch, sharers, GRID=grid)
+    assert sorted(jobs[jobs >= 0].tolist()) == list(range(tiles * pairs))
+    if grid == "few":
+        # Tile t of a pair sees t + 1 tiles of keys, and pairs of a section are neighbours within one tile.
+        wide = torch.where(jobs // (tiles * group) < pairs // group, group, pairs % group)
+        costs = torch.where(jobs >= 0, jobs % (tiles * group) // wide.clamp(min=1) + 1, 0).sum(1)
+        whole = (jobs >= 0).sum(1) == 4
+        assert int(costs[whole].max() - costs[whole].min()) <= 4 if whole.any() else tiles * group < 4
+        assert (jobs[:, 4:] == -1).all()
 
 
 def given_rows(queries, keys, *, dim=32, packed=False):

@@ -15,7 +15,7 @@ from typing import Any
 
 _SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
 WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "mask": ("apart", "fused"),
-         "exp": ("unit", "mix"), "grid": ("tiles", "persistent")}
+         "exp": ("unit", "mix"), "grid": ("tiles", "few", "ticket", "persistent")}
 "Fields that are one of a few words, the default first; the short form has a word that is not the default."
 HOPPER = ("ws", "pp")
 "Orders of the kernel in flash_hopper_forward, whose warps have jobs of their own."
@@ -48,7 +48,8 @@ class ForwardConfig:
     exp: str = "unit"
     "unit: the card's own; mix: every fourth by a polynomial, to relieve it"
     grid: str = "tiles"
-    "tiles: a program each; persistent: a program an SM, which takes one after another"
+    """tiles: a program each; persistent: a program an SM, which takes every so many-th.  Of ws and pp too: few: a
+    program takes four of a section, long and short ones; ticket: a program an SM, which draws whichever is next"""
     registers: int | None = None
     "most of a thread, to have more programs on an SM; None: the compiler's choice"
     section_mib: int = _DEFAULT_SECTION
@@ -58,6 +59,8 @@ class ForwardConfig:
         for name, accepted in (NUMBERS | WORDS).items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(map(str, accepted))}")
+        if self.grid in ("few", "ticket") and self.order not in HOPPER:
+            raise ValueError(f"grid={self.grid} is not of order={self.order}; tiles, persistent, or order=ws or pp")
         if self.registers is not None and not (self.registers % 8 == 0 and 24 <= self.registers <= 248):
             raise ValueError(f"registers={self.registers} cannot be used; a multiple of 8 from 24 to 248")
         if not 1 <= self.section_mib <= 999:

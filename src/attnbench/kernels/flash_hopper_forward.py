@@ -8,14 +8,15 @@ The sums are those of flash_forward.  What differs is who waits for whom (Shah e
                   the products of the warpgroup whose turn comes next
 
 Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride.
-A program takes one tile of 64 rows a warpgroup, or, persistent, every so many-th: then the loader is a tile ahead, and
-an output leaves beside the next tile's first product, where shared memory has ROOM for two tiles of queries.
+A job is one tile of 64 rows a warpgroup.  A program has one, or several: then the loader is a job ahead, and an output
+leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, no_type_check
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_configs import WARPGROUPS
+from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, query_tiles
-from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.hopper import (
     ROWS,
     barriers,
@@ -36,18 +37,22 @@ from attnbench.kernels.hopper import (
     flat,
     give_back,
     is_rows,
+    jobs_of,
     pass_turn,
     place_of,
     ring_of,
     rows_of,
+    shared_out,
     store_tile,
     sync_warps,
     take,
+    tell,
+    tickets_for,
     tile_of,
+    told,
     wait_tile,
     wait_turn,
 )
-from attnbench.kernels.rows import section_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,103 +63,61 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 LN_2 = gl.constexpr(0.6931471805599453)
 COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
-          "group")
+          "group", "stretch", "sharers")
 "Numbers of a call that no code is compiled anew for."
 
 
 @gluon.jit
 @no_type_check
-def job_of(program, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which rows a tile of queries is, and which tiles of keys they see."""
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group = problem
-    tile, pair = section_of(program, tiles, pairs, group)
-    number = pair // heads
-    head = pair - number * heads
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-    query_start = (query_start + batch * seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * seqlen_k).to(gl.int32)
-    first = (tiles - 1 - tile) * BLOCK_M
-    shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
-                                                right, HAS_LEFT, HAS_RIGHT)
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
-    return head, batch, query_start, key_start, queries, keys, first, begin, whole, split, end
-
-
-@gluon.jit
-@no_type_check
-def span_of(problem, PERSISTENT: gl.constexpr):
-    """Which tiles of queries are a program's: first, end and step; one where that is known beforehand."""
-    first = gl.program_id(0)
-    end = first + 1
-    step = 1
-    if PERSISTENT:
-        end = problem[8] * problem[7]
-        step = gl.num_programs(0)
-    return first, end, step
+def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+             BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
+    """Load a job's tiles; how many tiles of keys and of queries there have been then."""
+    q_desc, k_desc, v_desc, rings, problem, repeats, _tickets, _drawn_ptr = given
+    q_rings, k_ring, v_ring = rings
+    head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
+        number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    if first < queries:
+        if begin < end:
+            fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
+        # After the first keys: there may be no room before the last tile's output has left.
+        for which in gl.static_range(GROUPS):
+            fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
+        done += 1
+        for index in range(end - begin):
+            at = (end - 1 - index) * BLOCK_N
+            if index > 0:
+                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
+            fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
+            count += 1
+    return count, done
 
 
 @gluon.jit
 @no_type_check
 def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-         GROUPS: gl.constexpr, PERSISTENT: gl.constexpr):
-    """The loader's work."""
-    q_desc, k_desc, v_desc, rings, problem, repeats = given
-    q_rings, k_ring, v_ring = rings
+         GROUPS: gl.constexpr, GRID: gl.constexpr):
+    """The loader's work; by ticket it draws a job for all, while the one before is loaded."""
+    problem = given[4]
+    tickets = given[6]
+    jobs = problem[7] * problem[8]
     count = 0
     done = 0
-    one, last, step = span_of(problem, PERSISTENT)
-    for program in range(one, last, step):
-        head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
-            program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
-        if first < queries:
-            if begin < end:
-                fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
-            # After the first keys: there may be no room before the last tile's output has left.
-            for which in gl.static_range(GROUPS):
-                fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
-            done += 1
-            for index in range(end - begin):
-                at = (end - 1 - index) * BLOCK_N
-                if index > 0:
-                    fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
-                fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
-                count += 1
-
-
-@gluon.jit
-@no_type_check
-def fold(scores, row_max, sums, scale):
-    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1))
-    # A row that has seen no key yet has no maximum to take off.
-    pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
-    weights = gl.exp2(scores * scale - pivot[:, None])
-    factor = gl.exp2(row_max * scale - pivot)
-    before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
-    return weights, factor, new_max, before + sums_of(weights)
-
-
-@gluon.jit
-@no_type_check
-def sums_of(weights):
-    """Sums of each row, [rows, 4]: of what each of a row's four threads holds, which they need not exchange."""
-    return gl.sum(gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-@no_type_check
-def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
-    """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
-    rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
-    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    place = row + shift - at
-    end = keys - at
-    if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
-        end = gl.minimum(end, rows + (place + right + 1))
-    see = sees(rows, columns, end, place, left, right, HAS_LEFT, False)
-    return gl.where(see, scores, float("-inf"))
+    if GRID == "ticket":
+        ticket = gl.program_id(0)
+        turn = 0
+        while ticket < jobs:
+            tell(tickets, turn, ticket)
+            following = gl.num_programs(0) + gl.atomic_add(given[7], 1, sem="relaxed")
+            count, done = load_job(given, job_at(ticket, problem, 1, GRID), count, done, HAS_LEFT, HAS_RIGHT, PACKED,
+                                   BLOCK_N, GROUPS)
+            ticket = following
+            turn += 1
+        tell(tickets, turn, ticket)
+    else:
+        one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
+        for turn in range(one, last, step):
+            count, done = load_job(given, job_at(turn, problem, step, GRID), count, done, HAS_LEFT, HAS_RIGHT, PACKED,
+                                   BLOCK_N, GROUPS)
 
 
 @gluon.jit
@@ -170,7 +133,7 @@ def leave(q_ring, done):
 @no_type_check
 def send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED: gl.constexpr):
     """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory."""
-    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale = given
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets = given
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
     empty = row_sum == 0.0  # which NaN is not
@@ -190,135 +153,171 @@ def send(given, acc, row_max, sums, place, head, batch, query_start, queries, ro
 
 @gluon.jit
 @no_type_check
-def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-           PERSISTENT: gl.constexpr, ROOM: gl.constexpr):
-    """A warpgroup's work: rows from 64 WHICH of each tile."""
-    out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale = given
+def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
+                 HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
+                 ROOM: gl.constexpr):
+    """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets = given
+    begin, whole, split, end, keys = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    OF_ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
-    DTYPE: gl.constexpr = out_desc.dtype
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     q_rings, k_ring, v_ring = rings
     left = problem[4]
     right = problem[5]
+    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    wait_tile(k_ring, count)
+    if TURNS:
+        wait_turn(turns, count, WHICH)
+    scores = warpgroup_mma(q, tile_of(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
+    if TURNS:
+        pass_turn(turns, WHICH)
+    if ROOM > 1:
+        leave(q_rings[WHICH], done)
+    scores = warpgroup_mma_wait(0, [scores])
+    give_back(k_ring, count)
+    scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    weights, factor, row_max, sums = fold(scores, row_max, sums, scale)
+    weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+    if begin + 1 < end:
+        wait_tile(k_ring, count + 1)
+    for index in range(1, end - begin):
+        tile = end - 1 - index
+        wait_tile(v_ring, count)
+        if TURNS:
+            wait_turn(turns, count + 1, WHICH)
+        scores = warpgroup_mma(q, tile_of(k_ring, count + 1).permute([1, 0]), none, use_acc=False, is_async=True)
+        acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
+        if TURNS:
+            pass_turn(turns, WHICH)
+        scores = warpgroup_mma_wait(1, [scores])
+        give_back(k_ring, count + 1)
+        cut = tile >= split
+        if HAS_LEFT:
+            cut |= tile < whole
+        if cut:
+            scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+        following, factor, row_max, sums = fold(scores, row_max, sums, scale)
+        # Here, and not where they are read: between the softmax and the wait for what it runs beside.
+        if tile > begin:
+            wait_tile(k_ring, count + 2)
+        acc = warpgroup_mma_wait(0, [acc])
+        give_back(v_ring, count)
+        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
+        weights = gl.convert_layout(following.to(q.dtype), WEIGHTS)
+        count += 1
+    acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    give_back(v_ring, count)
+    return acc, row_max, sums, count + 1
+
+
+@gluon.jit
+@no_type_check
+def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+               PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
+               TURNS: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+    """Attend to a job's keys and send the output; how many tiles of keys and of queries there have been then."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    q_ring = given[4][0][WHICH]
+    head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
+        number, given[6], HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    if first < queries:
+        row = first + WHICH * ROWS
+        acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+        sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
+        q = take(q_ring, done)
+        if begin < end:
+            span = (begin, whole, split, end, keys)
+            acc, row_max, sums, count = through_keys(q, acc, row_max, sums, given, count, done, row, keys - queries,
+                                                     span, WHICH, HAS_LEFT, HAS_RIGHT, BLOCK_N, TURNS, ROOM)
+        elif ROOM > 1:
+            leave(q_ring, done)
+        # The queries have been read: the output leaves from where they were.
+        place = q_ring[0].index(done % ROOM)
+        send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED)
+        done += 1
+        if GRID != "tiles" and ROOM == 1:
+            leave(q_ring, done)
+    return count, done
+
+
+@gluon.jit
+@no_type_check
+def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
+           GRID: gl.constexpr, ROOM: gl.constexpr):
+    """A warpgroup's work: rows from 64 WHICH of each job."""
+    problem = given[6]
+    tickets = given[8]
+    jobs = problem[7] * problem[8]
     count = 0
     done = 0
-    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    one, last, step = span_of(problem, PERSISTENT)
-    for program in range(one, last, step):
-        head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
-            program, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
-        if first < queries:
-            row = first + WHICH * ROWS
-            shift = keys - queries
-            acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
-            row_max = gl.full([ROWS], float("-inf"), gl.float32, OF_ROWS)
-            sums = sums_of(none)
-            q = take(q_rings[WHICH], done)
-            if begin < end:
-                wait_tile(k_ring, count)
-                if TURNS:
-                    wait_turn(turns, count, WHICH)
-                scores = warpgroup_mma(q, tile_of(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
-                if TURNS:
-                    pass_turn(turns, WHICH)
-                if ROOM > 1:
-                    leave(q_rings[WHICH], done)
-                scores = warpgroup_mma_wait(0, [scores])
-                give_back(k_ring, count)
-                scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
-                weights, factor, row_max, sums = fold(scores, row_max, sums, scale)
-                weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
-                if begin + 1 < end:
-                    wait_tile(k_ring, count + 1)
-                for index in range(1, end - begin):
-                    tile = end - 1 - index
-                    wait_tile(v_ring, count)
-                    if TURNS:
-                        wait_turn(turns, count + 1, WHICH)
-                    scores = warpgroup_mma(q, tile_of(k_ring, count + 1).permute([1, 0]), none, use_acc=False,
-                                           is_async=True)
-                    acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
-                    if TURNS:
-                        pass_turn(turns, WHICH)
-                    scores = warpgroup_mma_wait(1, [scores])
-                    give_back(k_ring, count + 1)
-                    cut = tile >= split
-                    if HAS_LEFT:
-                        cut |= tile < whole
-                    if cut:
-                        scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
-                    following, factor, row_max, sums = fold(scores, row_max, sums, scale)
-                    # Here, and not where they are read: between the softmax and the wait for what it runs beside.
-                    if tile > begin:
-                        wait_tile(k_ring, count + 2)
-                    acc = warpgroup_mma_wait(0, [acc])
-                    give_back(v_ring, count)
-                    acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-                    weights = gl.convert_layout(following.to(DTYPE), WEIGHTS)
-                    count += 1
-                acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
-                acc = warpgroup_mma_wait(0, [acc])
-                give_back(v_ring, count)
-                count += 1
-            elif ROOM > 1:
-                leave(q_rings[WHICH], done)
-            # The queries have been read: the output leaves from where they were.
-            place = q_rings[WHICH][0].index(done % ROOM)
-            send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED)
-            done += 1
-            if PERSISTENT and ROOM == 1:
-                leave(q_rings[WHICH], done)
+    if GRID == "ticket":
+        ticket = told(tickets, 0)
+        turn = 1
+        while ticket < jobs:
+            count, done = attend_job(given, job_at(ticket, problem, 1, GRID), count, done, WHICH, HAS_LEFT, HAS_RIGHT,
+                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)
+            ticket = told(tickets, turn)
+            turn += 1
+    else:
+        one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
+        for turn in range(one, last, step):
+            count, done = attend_job(given, job_at(turn, problem, step, GRID), count, done, WHICH, HAS_LEFT,
+                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head, scale,
-    left, right, heads, repeats, pairs, tiles, group,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, drawn_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head,
+    scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
+    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
     TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
-    problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group)
+    problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
     q_rings = (ring_of(q_desc, ROOM, 1), ring_of(q_desc, ROOM, 1))
     if GROUPS == 3:
         q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, ROOM, 1))
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
+    tickets = rings[1]
+    if GRID == "ticket":
+        tickets = tickets_for(GROUPS)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, rings, problem, repeats)
-    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale)
+    loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr)
+    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
                       ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
                       ROOM)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
                       ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
                       ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, PERSISTENT,
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
                       ROOM)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, PERSISTENT)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
 
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; nothing is allocated, nothing waits for the device.
+    """Compute `out` and `lse`; nothing waits for the device, and but for a ticket's four bytes nothing is allocated.
 
     Args:
         q: [B, Sq, H, D] or packed [Tq, H, D]; bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
@@ -352,10 +351,11 @@ def launch_hopper_forward(
     described = [rows_of(x, rows[name], columns) for name, x in tensors.items()]
     section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
                        problem.batch * heads_kv) * (heads // heads_kv)
-    persistent = config.grid == "persistent"
-    programs = min(tiles * pairs, processors(q)) if persistent else tiles * pairs
+    programs, stretch, sharers = shared_out(config.grid, tiles, pairs, section, processors(q))
+    drawn = torch.zeros(1, dtype=torch.int32, device=q.device) if config.grid == "ticket" else None
     flash_hopper_forward[(programs,)](
-        *described, lse, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E, *problem.reach(),
-        heads, heads // heads_kv, pairs, tiles, section, **problem.flags(), BLOCK_N=config.block_n, BLOCK_V=columns,
-        STAGES=config.stages, PERSISTENT=persistent, ROOM=query_tiles(config, shape), GROUPS=groups,
-        TURNS=config.order == "pp", REGISTERS=WARPGROUPS[config.warps], num_warps=4)
+        *described, lse, drawn, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E,
+        *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
+        BLOCK_N=config.block_n, BLOCK_V=columns, STAGES=config.stages, GRID=config.grid,
+        ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",
+        REGISTERS=WARPGROUPS[config.warps], num_warps=4)

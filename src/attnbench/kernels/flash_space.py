@@ -56,10 +56,10 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
 
 
 def query_tiles(config: ForwardConfig, shape: Shape) -> int:
-    """How many tiles of queries a program of the Hopper path has room for: persistent the next too, if that fits."""
+    """How many tiles of queries a program of the Hopper path has room for: of several the next too, if that fits."""
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     both = 2 * config.block_m * block_d + config.stages * config.block_n * (block_d + block_v)
-    return 1 + (config.grid == "persistent" and both * shape.item_bytes + 2048 <= shape.shared_bytes)
+    return 1 + (config.grid != "tiles" and both * shape.item_bytes + 2048 <= shape.shared_bytes)
 
 
 def registers(config: ForwardConfig, shape: Shape) -> int:
@@ -207,7 +207,9 @@ def candidates() -> Iterator[ForwardConfig]:
     for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
         config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
                                order=order, grid=grid)
-        yield from (config, replace(config, section_mib=8), replace(config, section_mib=100))
+        yield config
+        if grid in ("tiles", "ticket"):
+            yield from (replace(config, section_mib=mib) for mib in (8, 100))
 
 
 def space(shape: Shape) -> list[ForwardConfig]:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 ROWS = gl.constexpr(64)
 "Rows of a warpgroup's product."
 
+FEW = 4
+"Jobs of a program in the grid of that name: what it begins and ends with is shared by them."
+
 END = gl.constexpr(2**30)
 "What a sequence's last row is to the descriptor of `rows_of`, and one more."
 
@@ -153,6 +156,73 @@ def wait_turn(turns, count, WHICH: gl.constexpr):
 def pass_turn(turns, WHICH: gl.constexpr):
     """Let the next warpgroup issue its products."""
     mbarrier.arrive(turns.index((WHICH + 1) % turns.shape[0]))
+
+
+@gluon.jit
+@no_type_check
+def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
+    """Which jobs are a program's: first, end and step; one, or of a `stretch` of jobs every so many-th."""
+    program = gl.program_id(0)
+    first = program
+    end = program + 1
+    step = 1
+    if SEVERAL:
+        before = program // sharers * sharers
+        begin = program // sharers * stretch
+        first = begin + program - before
+        end = gl.minimum(begin + stretch, jobs)
+        # The last stretch may be shorter, and then has fewer programs.
+        step = gl.minimum(sharers, gl.num_programs(0) - before)
+    return first, end, step
+
+
+@gluon.jit
+@no_type_check
+def tickets_for(READERS: gl.constexpr):
+    """A ring of numbers that one warp tells to so many warpgroups; before the warps part."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return numbers, barriers(2, 1), barriers(2, READERS)
+
+
+@gluon.jit
+@no_type_check
+def tell(tickets, turn, number):
+    """Tell the turn-th number, when all have read the one in its place."""
+    numbers, full, empty = tickets
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
+    numbers.index(slot).store(gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(full.index(slot))
+
+
+@gluon.jit
+@no_type_check
+def told(tickets, turn):
+    """The turn-th number, when it has been told."""
+    wait_tile(tickets, turn)
+    number = gl.max(tickets[0].index(turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    give_back(tickets, turn)
+    return number
+
+
+def shared_out(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
+    """Programs of a grid, how many jobs are shared out together, and among how many programs: for `jobs_of`.
+
+    Args:
+        grid: tiles: a job each; few: of a section FEW each, which lie far apart; else one an SM, of all jobs.
+        tiles: jobs of a (sequence, head) pair.
+        pairs: of these.
+        group: pairs of a section.
+        processors: SMs of the card.
+    """
+    jobs = tiles * pairs
+    if grid == "tiles":
+        return jobs, jobs, jobs
+    if grid == "few":
+        stretch = tiles * group
+        sharers = -(-stretch // FEW)
+        return jobs // stretch * sharers + -(-(jobs % stretch) // FEW), stretch, sharers
+    return min(jobs, processors), jobs, min(jobs, processors)
 
 
 @cache  # Triton takes 5 µs for one, and a call has four to eight.

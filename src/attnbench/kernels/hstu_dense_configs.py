@@ -78,24 +78,6 @@ class ForwardConfig(_Tiles):
         keys = self.block_n * (self.stages * block_d + (self.stages + 1) * block_v)
         return 2 * (keys + self.block_m * (q_stages * block_d + (block_v if block_v != block_d else 0)))
 
-    def hopper_grid(self, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
-        """Programs of that kernel, how many jobs are shared out together, and among how many programs.
-
-        Args:
-            tiles: of a (sequence, head) pair.
-            pairs: of these.
-            group: pairs of a section.
-            processors: SMs of the card.
-        """
-        jobs = tiles * pairs
-        if self.grid == "tiles":
-            return jobs, jobs, jobs
-        if self.grid == "persistent":
-            return min(jobs, processors), jobs, min(jobs, processors)
-        stretch = tiles * group
-        sharers = -(-stretch // FEW)
-        return sharers * -(-pairs // group), stretch, sharers
-
     def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
         """What of the cut is compiled into that kernel."""
         several = self.grid != "tiles"
@@ -154,8 +136,6 @@ _Cut = TypeVar("_Cut", bound=_Tiles)
 
 WARPGROUPS = {8: 240, 12: 160}
 "Warps beside the loader of the Hopper forward, and how many registers each thread of them has."
-FEW = 4
-"Jobs of a program in the grid of that name: what it begins and ends with is shared by them."
 HOPPER_SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hopper import ROWS, is_rows, rows_of
+from attnbench.kernels.hopper import ROWS, is_rows, rows_of, shared_out
 from attnbench.kernels.hstu_dense_configs import hopper_fault
 from attnbench.kernels.hstu_dense_problem import (
     block_of,
@@ -168,7 +168,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
-    programs, stretch, sharers = config.hopper_grid(tiles, pairs, group, processors(q))
+    programs, stretch, sharers = shared_out(config.grid, tiles, pairs, group, processors(q))
     hstu_hopper_forward[(programs,)](
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
         rows_of(out, ROWS.value, block_v), problem.offsets, problem.offsets_q, problem.num_targets,

@@ -31,6 +31,7 @@ from attnbench.kernels.hopper import (
     fill,
     flat,
     give_back,
+    jobs_of,
     pass_turn,
     place_of,
     ring_of,
@@ -74,22 +75,6 @@ def job_of(program, problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS
 
 @gluon.jit
 @no_type_check
-def jobs_of(problem, stretch, sharers, SEVERAL: gl.constexpr):
-    """Which jobs are a program's: first, end and step; one, or of a `stretch` of jobs every `sharers`-th."""
-    program = gl.program_id(0)
-    first = program
-    end = program + 1
-    step = 1
-    if SEVERAL:
-        begin = program // sharers * stretch
-        first = begin + program % sharers
-        end = gl.minimum(begin + stretch, problem[7] * problem[6])
-        step = sharers
-    return first, end, step
-
-
-@gluon.jit
-@no_type_check
 def tile_at(index, ranges, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
     """The index-th tile of a job: the masked ones first, and of each kind the last first."""
     begin, whole, split, end, own, masked = ranges
@@ -122,7 +107,7 @@ def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.
     q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
-    one, last, every = jobs_of(problem, stretch, sharers, SEVERAL)
+    one, last, every = jobs_of(problem[6] * problem[7], stretch, sharers, SEVERAL)
     for program in range(one, last, every):
         head, key_start, query_start, keys, queries, start, _first, _prefix, _seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)
@@ -251,7 +236,7 @@ def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.cons
     q_ring = rings[0][WHICH]
     count = 0
     turn = 0
-    one, last, every = jobs_of(problem, stretch, sharers, SEVERAL)
+    one, last, every = jobs_of(problem[6] * problem[7], stretch, sharers, SEVERAL)
     for program in range(one, last, every):
         head, _key_start, query_start, keys, queries, start, first, prefix, seen, ranges = job_of(
             program, problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS * GROUPS, BLOCK_N)

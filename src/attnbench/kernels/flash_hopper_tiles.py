@@ -1,0 +1,87 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the flash forward for Hopper is made of: which job is a program's next, the mask and the softmax of a tile."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
+from attnbench.kernels.rows import section_of
+
+
+@gluon.jit
+@no_type_check
+def job_at(turn, problem, step, GRID: gl.constexpr):
+    """Number of the job that is `turn`-th in a grid's order; `step` as of `hopper.jobs_of`.
+
+    From the last section to the first, so that a smaller one comes first and the grid ends with the short tiles of
+    many pairs.  Few jobs of a section go there and back: whoever took the longest takes the shortest next, and all
+    programs are as long.
+    """
+    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, _heads, pairs, tiles, _group, stretch, _sharers = problem
+    begin = 0
+    end = tiles * pairs
+    if GRID == "few":
+        begin = turn // stretch * stretch
+        end = gl.minimum(begin + stretch, end)
+        lap = (turn - begin) // step
+        start = begin + lap * step
+        turn = gl.where(lap % 2 == 1, start + gl.minimum(start + step, end) - 1 - turn, turn)
+    return begin + end - 1 - turn
+
+
+@gluon.jit
+@no_type_check
+def job_of(number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which rows a job is, and which tiles of keys they see."""
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, _stretch, _sharers = problem
+    tile, pair = section_of(number, tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    query_start = (query_start + batch * seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * seqlen_k).to(gl.int32)
+    first = tile * BLOCK_M
+    shift = keys - queries
+    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
+                                                right, HAS_LEFT, HAS_RIGHT)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    return head, batch, query_start, key_start, queries, keys, first, begin, whole, split, end
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
+    rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+    place = row + shift - at
+    end = keys - at
+    if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
+        end = gl.minimum(end, rows + (place + right + 1))
+    see = sees(rows, columns, end, place, left, right, HAS_LEFT, False)
+    return gl.where(see, scores, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def fold(scores, row_max, sums, scale):
+    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
+    weights = gl.exp2(scores * scale - pivot[:, None])
+    factor = gl.exp2(row_max * scale - pivot)
+    before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
+    return weights, factor, new_max, before + sums_of(weights)
+
+
+@gluon.jit
+@no_type_check
+def sums_of(weights):
+    """Sums of each row, [rows, 4]: of what each of a row's four threads holds, which they need not exchange."""
+    return gl.sum(gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2]), 3), 1)
