@@ -98,3 +98,14 @@ def test_it_runs(benchmark, tmp_path, capsys):
     assert "1 rows" in said
     records = json.loads(out.read_text("utf-8"))["records"]
     assert {one["backend"]: one["status"] for one in records} == {"hstu-eager": "passed", "hstu-bsa-eager": "passed"}
+
+
+@pytest.mark.parametrize("seqlen", [512, 2048, 8192])
+def test_uneven_lengths_are_as_much_work_as_the_whole_ones_they_are_held_against(seqlen):
+    from attnbench.workloads.hstu import WORKLOAD
+
+    def work(lengths, batch):
+        return WORKLOAD.work(WORKLOAD.case({"seqlen": seqlen, "batch": batch, "lengths": lengths, "mode": "fwd"})).flops
+
+    sequences = 262144 // seqlen
+    assert work("uniform", 3 * sequences) == pytest.approx(work("full", sequences), rel=0.1)
