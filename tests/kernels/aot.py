@@ -1,7 +1,8 @@
 """Kernels compiled ahead of time, without a GPU, and what came out: registers, spills, shared memory, SASS.
 
-Jobs travel to a process of their own, one for the pinned Triton and one for the oldest supported (`OLDEST`,
-put beside the environment by `make test`); the two run at the same time and read no compile cache.
+Jobs travel to processes of their own, one of the pinned Triton and one of the oldest supported (`OLDEST`, put beside
+the environment by `make test`).  The two run at the same time, read nobody's compile cache, and serve whatever tests
+the process that started them runs.
 
     jobs = [Job("fwd-128", "attnbench.kernels.some:kernel", {"x_ptr": "*bf16:16", "rows": "i32"},
                 {"BLOCK": 128}, capability=90, num_warps=8)]
@@ -20,6 +21,7 @@ other; its descriptors are spelled with how a tile lies in shared memory.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -27,6 +29,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -178,7 +181,7 @@ def compile_with(
 
     Args:
         versions: name to the folder put in front of the Python path, as `tritons` gives them.
-        jobs: with labels of their own.
+        jobs: with labels of their own, of modules on the Python path or in folders of ``PYTHONPATH``.
 
     Returns:
         By name of the Triton and label of the job.
@@ -186,50 +189,66 @@ def compile_with(
     Raises:
         RuntimeError: a job did not compile; the message ends with the compiler's.
     """
-    running = {name: _start(folder, jobs) for name, folder in versions.items()}
+    try:
+        for folder in versions.values():
+            if folder not in _compilers:
+                _compilers[folder] = _Compiler(folder)
+            _compilers[folder].ask(jobs)
+        answers = {name: _compilers[folder].answer() for name, folder in versions.items()}
+    except BaseException:
+        # An answer that nobody waited for would be taken for that to the next question.
+        for folder in versions.values():
+            if folder in _compilers:
+                _compilers.pop(folder).close(kill=True)
+        raise
     found = {}
-    for name, (process, files) in running.items():
-        with files:
-            process.wait()
-            (said := files.file("stderr")).seek(0)
-            if process.returncode:
-                raise RuntimeError(f"Triton {name}: {said.read()[-4000:]}")
-            (answer := files.file("stdout")).seek(0)
-            found[name] = {label: Compiled(**figures) for label, figures in json.load(answer).items()}
+    for name, answer in answers.items():
+        if "wrong" in answer:
+            raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
+        found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
     return found
 
 
-class _Files:
-    """What one process reads and writes; a pipe would have to be emptied while another is read."""
+class _Compiler:
+    """A process of one Triton that compiles whatever comes, until the tests end: to start one takes seconds."""
 
-    def __init__(self) -> None:
-        names = ("stdin", "stdout", "stderr")
-        self._files = {name: tempfile.TemporaryFile("w+") for name in names}  # noqa: SIM115 (closed in __exit__)
-        self.cache = tempfile.TemporaryDirectory()
+    def __init__(self, folder: Path | None) -> None:
+        paths = [str(folder)] * (folder is not None) + [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_DEFAULT_FP_FUSION": "1"}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=self._said, text=True)
 
-    def file(self, name: str) -> Any:
-        return self._files[name]
+    def ask(self, jobs: Sequence[Job]) -> None:
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        print(json.dumps({"paths": paths, "jobs": [asdict(job) for job in jobs]}), file=self._process.stdin, flush=True)
 
-    def __enter__(self) -> _Files:
-        return self
+    def answer(self) -> dict[str, Any]:
+        """``found``, figures by label, or what went ``wrong``."""
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._said.seek(0)
+            raise RuntimeError(f"the compiler ended with {code}: {self._said.read()[-4000:]}")
+        return json.loads(line)
 
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
-        self.cache.cleanup()
+    def close(self, *, kill: bool = False) -> None:
+        """End it: at the end of what it reads, or at once."""
+        if kill:
+            self._process.kill()
+        self._process.communicate()
+        self._said.close()
 
 
-def _start(folder: Path | None, jobs: Sequence[Job]) -> tuple[subprocess.Popen, _Files]:
-    files = _Files()
-    json.dump([asdict(job) for job in jobs], files.file("stdin"))
-    files.file("stdin").seek(0)
-    paths = [str(folder)] * (folder is not None) + [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                                "TRITON_CACHE_DIR": files.cache.name, "TRITON_DEFAULT_FP_FUSION": "1"}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
-    return subprocess.Popen(command, env=environment, stdin=files.file("stdin"), stdout=files.file("stdout"),
-                            stderr=files.file("stderr"), text=True), files
+_compilers: dict[Path | None, _Compiler] = {}
+
+
+@atexit.register
+def _close() -> None:
+    for compiler in _compilers.values():
+        compiler.close()
 
 
 # ── in the other process ───────────────────────────────────────────────────────────────────────────
@@ -356,5 +375,22 @@ def _beside(code: Code) -> Iterator[str]:
                 yield name
 
 
+def _serve() -> None:
+    """Compile each line of jobs that comes in, and answer it by a line."""
+    # What a library prints is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        for line in sys.stdin:
+            asked = json.loads(line)
+            sys.path[:0] = [path for path in asked["paths"] if path not in sys.path]
+            try:
+                answer = {"found": {fields["label"]: asdict(_compile(Job(**fields))) for fields in asked["jobs"]}}
+            except Exception:
+                answer = {"wrong": traceback.format_exc()}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps({job.label: asdict(_compile(job)) for job in (Job(**fields) for fields in json.load(sys.stdin))}))
+    _serve()

@@ -143,6 +143,18 @@ def test_a_job_names_every_argument_of_its_kernel(tmp_path, monkeypatch):
                                             {"SIZE": 64}, 90)])
 
 
+def test_a_compiler_that_dies_is_replaced_and_what_is_printed_is_no_answer(tmp_path, monkeypatch):
+    words = "import os, sys\nprint('{}')\nsys.stderr.write('no such chip')\nsys.stderr.flush()\n"
+    (tmp_path / "aot_fatal.py").write_text(words + "os.abort()\n", encoding="utf-8")
+    (tmp_path / "aot_empty.py").write_text(words, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    jobs = [Job("one", f"{module}:square", {}, {}, 90) for module in ("aot_empty", "aot_fatal", "aot_empty")]
+    for job, said in zip(jobs, ("has no attribute 'square'", "ended with -6: (?s:.*)no such chip", "'square'"),
+                         strict=True):
+        with pytest.raises(RuntimeError, match=said):
+            compile_with({"of its own": tmp_path}, [job])
+
+
 def test_a_launch_is_noted_as_the_launcher_would_compile_it(tmp_path, monkeypatch):
     import importlib
 
