@@ -1,0 +1,83 @@
+"""How `select` of block-sparse HSTU for Hopper is cut, and what it cannot run.  Imports without triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from attnbench.kernels.hstu_bsa_plan import BsaProblem
+
+SHARED_BYTES = 227 * 1024 - 1024
+"Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
+REGISTERS = {2: 240, 3: 160}
+"Of each thread of so many warpgroups beside the loader."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectCut:
+    """How the kernel is cut."""
+
+    groups: int = 3
+    "warpgroups of a program: 2 or 3"
+    rows: int = 64
+    "queries of a warpgroup: 64 or 128"
+    blocks: int = 64
+    "means, or keys nearby, of a tile: 32, 64 or 128"
+    stages: int = 4
+    "tiles of each kind in flight"
+    jobs: int | None = None
+    "of a program; None: a program an SM has its share of all"
+    silu: str = "tanh"
+    "as of `BsaConfig`"
+
+    def shared_bytes(self, block_d: int, block_v: int) -> int:
+        """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
+        outs = block_v if block_v != block_d else 0
+        return 2 * (self.groups * self.rows * (2 * block_d + outs) + self.stages * self.blocks * (block_d + block_v))
+
+    def programs(self, jobs: int, count: int) -> int:
+        """Programs for so many jobs on a card of `count` SMs."""
+        return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
+
+
+def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, int] | None) -> str | None:
+    """Why `select_hopper` cannot run so, as words behind its name; None where it can.
+
+    Args:
+        problem: the call.
+        cut: of the kernel.
+        capability: of the card; None: not asked.
+    """
+    p = problem
+    dims = (p.attn_dim, p.linear_dim)
+    shared = cut.shared_bytes(*map(_columns, dims))
+    odd = [dim for dim in dims if dim * p.item % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (p.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (p.has_targets, "knows no targets"),
+        (p.pairs, "knows no pairs"),
+        (p.shared, "selects for each head alone"),
+        (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
+        (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+        (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
+        (cut.stages < 1, "has no stage; at least 1"),
+        (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
+
+
+def select_cut(problem: BsaProblem) -> SelectCut:
+    """The cut for a problem, by reading compiled code: no card has run one yet."""
+    stages = 4 if max(problem.attn_dim, problem.linear_dim) > 64 else 6
+    return SelectCut(stages=stages, silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
+
+def _columns(dim: int) -> int:
+    return max(16, 1 << (dim - 1).bit_length())

@@ -1,0 +1,363 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Compressed branch, keys nearby and selection of block-sparse HSTU attention, for Hopper.
+
+    out_t = g_compressed BS c Σ_b SiLU(α q·k̄_b) v̄_b        over the complete blocks that end at or before t
+            + c Σ_j (g_selected [j local] + g_sliding [t - j < w]) SiLU(α q·k_j) v_j        over keys j ≤ t
+    blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
+
+The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
+A job is 64 rows a warpgroup of one head; its tiles are the means of the blocks that its last row sees, then the keys
+nearby, all through the same rings:
+
+    loader        rows of queries a job ahead, and tiles as soon as their places are free
+    warpgroup     scores, SiLU, the product with the values; beside this the scores are ranked (hstu_bsa_hopper_topk)
+
+A warpgroup passes over tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
+products of the others.  The program's next jobs are those of other heads and other tiles, long ones and short ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, no_type_check
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from attnbench.kernels.hopper import (
+    fill,
+    flat,
+    give_back,
+    is_rows,
+    place_of,
+    ring_of,
+    rows_of,
+    store_tile,
+    sync_warps,
+    take,
+    tile_of,
+    wait_tile,
+)
+from attnbench.kernels.hstu_bsa_hopper_cut import REGISTERS, SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu_bsa_hopper_topk import NOTHING, empty_lists, fold_keys, keys_of, merge_owners, store_blocks
+from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, near_begin, near_masks, near_weights, standing
+from attnbench.kernels.hstu_dense_problem import processors
+from attnbench.kernels.hstu_dense_tiles import sequence, silu
+
+if TYPE_CHECKING:
+    from attnbench.kernels.hstu_bsa_forward import BsaCall
+
+
+@gluon.jit
+@no_type_check
+def job_of(job, problem, HAS_CACHE: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Which rows of which head a job is about: those from `start` of a sequence, the last tiles first."""
+    offsets_ptr, offsets_q_ptr, heads, tiles, _jobs = problem
+    number = job // (tiles * heads)
+    place = job - number * (tiles * heads)
+    tile = place // heads
+    head = place - tile * heads
+    key_start, query_start, keys, first_query, _prefix, _seen = sequence(
+        offsets_ptr, offsets_q_ptr, offsets_ptr, number, 0, False, False, HAS_CACHE)
+    start = (tiles - 1 - tile) * BLOCK_M
+    return head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start
+
+
+@gluon.jit
+@no_type_check
+def tiles_of(first, last, keys, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCKS: gl.constexpr):
+    """Tiles that the rows at the positions [first, last] see: of means [0, end), of keys [near, behind).
+
+    Of [0, whole) every row sees and ranks every block.
+    """
+    _position, _stand, local = standing(first, 0, keys, BLOCK_SIZE)
+    visible = complete_seen(last, keys, BLOCK_SIZE)
+    near = near_begin(first, keys, WINDOW, BLOCK_SIZE) // BLOCKS
+    return local // BLOCKS, (visible + BLOCKS - 1) // BLOCKS, near, (last + BLOCKS) // BLOCKS
+
+
+@gluon.jit
+@no_type_check
+def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, ROWS: gl.constexpr,
+         BLOCKS: gl.constexpr, GROUPS: gl.constexpr):
+    """The loader's work."""
+    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem = given
+    q_rings, k_ring, v_ring = rings
+    count = 0
+    turn = 0
+    for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
+        head, key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE,
+                                                                               ROWS * GROUPS)
+        if start < queries:
+            for which in gl.static_range(GROUPS):
+                fill(q_rings[which], turn, q_desc, query_start, queries, start + which * ROWS, head)
+            turn += 1
+            first = first_query + start
+            last = gl.minimum(first + ROWS * GROUPS, keys) - 1
+            _whole, end, near, behind = tiles_of(first, last, keys, WINDOW, BLOCK_SIZE, BLOCKS)
+            # What no row of the job sees is not fetched: it is past the end.
+            visible = complete_seen(last, keys, BLOCK_SIZE)
+            for tile in range(end):
+                fill(k_ring, count, means_k_desc, key_start // BLOCK_SIZE, visible, tile * BLOCKS, head)
+                fill(v_ring, count, means_v_desc, key_start // BLOCK_SIZE, visible, tile * BLOCKS, head)
+                count += 1
+            for tile in range(near, behind):
+                fill(k_ring, count, k_desc, key_start, last + 1, tile * BLOCKS, head)
+                fill(v_ring, count, v_desc, key_start, last + 1, tile * BLOCKS, head)
+                count += 1
+
+
+@gluon.jit
+@no_type_check
+def scores_of(q, k_ring, count, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
+    """Scores [ROWS, BLOCKS] of the count-th tile, which is given back."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
+    none = gl.zeros([ROWS, BLOCKS], gl.float32, SCORES)
+    k = take(k_ring, count)
+    scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, [scores])
+    give_back(k_ring, count)
+    return scores
+
+
+@gluon.jit
+@no_type_check
+def add_values(acc, weights, v_ring, count, dtype: gl.constexpr):
+    """Issue the product of the weights with the count-th tile of values."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    rounded = gl.convert_layout(weights.to(dtype), WEIGHTS)
+    wait_tile(v_ring, count)
+    return warpgroup_mma(rounded, tile_of(v_ring, count), acc, is_async=True)
+
+
+@gluon.jit
+@no_type_check
+def end_values(acc, v_ring, count):
+    """Wait for that product, after all that stands before this."""
+    # Waiting for the tile once more holds up nothing, and the wait for the product behind it.
+    wait_tile(v_ring, count)
+    acc = warpgroup_mma_wait(0, [acc])
+    give_back(v_ring, count)
+    return acc
+
+
+@gluon.jit
+@no_type_check
+def coarse_tile(acc, best, q, rings, count, start, visible, local, half_alpha, ROWS: gl.constexpr,
+                BLOCKS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, MASKED: gl.constexpr):
+    """Weigh and rank the blocks from `start` on, the count-th tile."""
+    _q_rings, k_ring, v_ring = rings
+    scores = scores_of(q, k_ring, count, ROWS, BLOCKS)
+    numbers = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
+    weights = silu(scores, half_alpha, APPROXIMATE)
+    if MASKED:
+        weights = gl.where(numbers < visible[:, None], weights, 0.0)
+    acc = add_values(acc, weights, v_ring, count, q.dtype)
+    if len(best) > 0:
+        keys = keys_of(scores, numbers, BITS)
+        if MASKED:
+            keys = gl.where(numbers < local[:, None], keys, NOTHING)
+        best = fold_keys(best, keys, ROWS, BLOCKS)
+    return end_values(acc, v_ring, count), best
+
+
+@gluon.jit
+@no_type_check
+def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+              ROWS: gl.constexpr, BLOCKS: gl.constexpr, APPROXIMATE: gl.constexpr):
+    """Add the keys from `start` on, the count-th tile, that the local and the sliding branch see."""
+    position, stand, local, seen = stands
+    of_local, of_window = gates
+    _q_rings, k_ring, v_ring = rings
+    scores = scores_of(q, k_ring, count, ROWS, BLOCKS)
+    keys = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
+    in_local, in_window = near_masks(keys, position[:, None], stand[:, None], local[:, None], seen, WINDOW, BLOCK_SIZE)
+    weights = silu(scores, half_alpha, APPROXIMATE)
+    weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
+    acc = add_values(acc, weights, v_ring, count, q.dtype)
+    return end_values(acc, v_ring, count)
+
+
+@gluon.jit
+@no_type_check
+def pass_over(rings, count, unseen):
+    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
+    _q_rings, k_ring, v_ring = rings
+    for _index in range(unseen):
+        wait_tile(k_ring, count)
+        give_back(k_ring, count)
+        wait_tile(v_ring, count)
+        give_back(v_ring, count)
+        count += 1
+    return count
+
+
+@gluon.jit
+@no_type_check
+def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
+           BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
+           ROWS: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr):
+    """A warpgroup's work: rows from WHICH ROWS of each job."""
+    out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale = given
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    q_ring = rings[0][WHICH]
+    heads = problem[2]
+    count = 0
+    turn = 0
+    for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
+        head, _key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE,
+                                                                                ROWS * GROUPS)
+        if start < queries:
+            first = first_query + start
+            _whole, all_end, near, all_behind = tiles_of(first, gl.minimum(first + ROWS * GROUPS, keys) - 1, keys,
+                                                         WINDOW, BLOCK_SIZE, BLOCKS)
+            own = first + WHICH * ROWS
+            whole, end, own_near, behind = tiles_of(own, gl.minimum(own + ROWS, keys) - 1, keys, WINDOW, BLOCK_SIZE,
+                                                    BLOCKS)
+            # Without rows of its own a warpgroup sees nothing.
+            end = gl.where(own < keys, end, 0)
+            whole = gl.minimum(whole, end)
+            own_near = gl.where(own < keys, own_near, near)
+            behind = gl.where(own < keys, behind, near)
+            row = start + WHICH * ROWS
+            rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+            position, stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
+            visible = complete_seen(stand, keys, BLOCK_SIZE)
+            packed = query_start.to(gl.int64) + rows
+            # Read here, they are there when they are needed.
+            of_means = gate_of(gates_ptr, packed, heads, head, rows < queries, 0, GATES) * BLOCK_SIZE
+            of_local = gate_of(gates_ptr, packed, heads, head, rows < queries, 1, GATES)
+            of_window = of_local
+            if WINDOW > 0:
+                of_window = gate_of(gates_ptr, packed, heads, head, rows < queries, 2, GATES)
+            acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+            best = empty_lists(COUNTS - 1, ROWS, BLOCKS, SCORES)
+            q = take(q_ring, turn)
+            for tile in range(whole):
+                acc, best = coarse_tile(acc, best, q, rings, count, tile * BLOCKS, visible, local, half_alpha, ROWS,
+                                        BLOCKS, BITS, APPROXIMATE, False)
+                count += 1
+            for tile in range(whole, end):
+                acc, best = coarse_tile(acc, best, q, rings, count, tile * BLOCKS, visible, local, half_alpha, ROWS,
+                                        BLOCKS, BITS, APPROXIMATE, True)
+                count += 1
+            acc = acc * gl.convert_layout(of_means, gl.SliceLayout(1, OUT))[:, None]
+            count = pass_over(rings, count, all_end - end + own_near - near)
+            for tile in range(own_near, behind):
+                acc = near_tile(acc, q, rings, count, tile * BLOCKS, (position, stand, local, keys),
+                                (of_local, of_window), half_alpha, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, APPROXIMATE)
+                count += 1
+            count = pass_over(rings, count, all_behind - behind)
+
+            # Queries of as many columns have been read: the output leaves from where they were.
+            place = q_ring[0].index(turn % q_ring[0].shape[0]) if q.shape[1] == BLOCK_V else outs.index(WHICH)
+            flat(place).store((acc * scale).to(out_desc.dtype))
+            fence_async_shared()
+            sync_warps()
+            store_tile(out_desc, place_of(query_start, queries, row, head), place)
+            chosen = merge_owners(best)
+            LISTED: gl.constexpr = gl.SliceLayout(1, SCORES) if COUNTS == 1 else chosen[0].type.layout
+            listed = row + gl.arange(0, ROWS, LISTED)
+            _p, _s, last = standing(listed, first_query, keys, BLOCK_SIZE)
+            store_blocks(blocks_ptr + (query_start.to(gl.int64) * heads + head) * COUNTS, chosen, listed, last,
+                         listed < queries, COUNTS, BITS, heads * COUNTS)
+            tma.store_wait(0)
+            give_back(q_ring, turn)
+            turn += 1
+
+
+@gluon.jit(do_not_specialize=("heads", "tiles", "jobs"))
+@no_type_check
+def hstu_bsa_hopper_select(
+    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, gates_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
+    half_alpha, scale, heads, tiles, jobs,
+    HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, ROWS: gl.constexpr, BLOCKS: gl.constexpr,
+    BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):
+    """Rings and barriers, and who does what."""
+    problem = (offsets_ptr, offsets_q_ptr, heads, tiles, jobs)
+    q_rings = (ring_of(q_desc, 2, 1), ring_of(q_desc, 2, 1))
+    if GROUPS == 3:
+        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 2, 1))
+    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
+    outs = q_rings[0][0]
+    if q_desc.block_shape[4] != BLOCK_V:
+        outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+    fence_async_shared()
+    loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
+    sums = (out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale)
+    # Constants are written out each time: in a tuple they would be numbers of the run.
+    if GROUPS == 2:
+        gl.warp_specialize([
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
+                      GROUPS)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
+                      GROUPS)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, GROUPS)),
+        ], [4, 1], [REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
+                      GROUPS)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
+                      GROUPS)),
+            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
+                      GROUPS)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, GROUPS)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+
+
+def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
+    """Write the compressed branch, the keys nearby and the selection: all rows of `call.out` and `call.blocks`.
+
+    Nothing is allocated and nothing waits for the device.
+
+    Args:
+        call: with means in its workspace.
+        cut: of the kernel; None: `select_cut`'s.
+
+    Raises:
+        ValueError: `select_fault` has one, or a tensor does not lie as `is_rows` says; one line says which.
+    """
+    p = call.problem
+    cut = cut or select_cut(p)
+    capability = torch.cuda.get_device_capability(call.q.device) if call.q.is_cuda else None
+    fault = select_fault(p, cut, capability=capability)
+    if fault:
+        raise ValueError(f"select_hopper: {fault}; another kernel")
+    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
+        if x.numel() and not is_rows(x):
+            raise ValueError(f"select_hopper: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned "
+                             "tensor, or another kernel")
+    tiles = -(-p.max_seqlen_q // (cut.rows * cut.groups))
+    jobs = tiles * p.units
+    if not jobs or not call.out.numel():
+        return
+    dims = call.dims()
+    block_d, block_v = dims["BLOCK_D"], dims["BLOCK_V"]
+    # Without a whole block no mean is loaded, and keys stand in.
+    means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
+                        for name, x in (("means_k", call.k), ("means_v", call.v)))
+    hstu_bsa_hopper_select[(cut.programs(jobs, processors(call.q)),)](
+        rows_of(call.q, cut.rows, block_d), rows_of(means_k, cut.blocks, block_d),
+        rows_of(means_v, cut.blocks, block_v), rows_of(call.k, cut.blocks, block_d),
+        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, cut.rows, block_v),
+        call.q if call.gates is None else call.gates, call.blocks, call.offsets,
+        call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
+        jobs, num_warps=4, **_constants(call, cut, block_v))
+
+
+def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:
+    p = call.problem
+    return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
+            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": cut.silu == "tanh", "ROWS": cut.rows,
+            "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups, "STAGES": cut.stages,
+            "REGISTERS": REGISTERS[cut.groups]}
