@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import flags
@@ -65,6 +65,8 @@ def _show(what: str, rows: Rows) -> None:
 
     if what == "backends":
         rows = _backend_table(rows)
+    if what == "configs":
+        rows = _config_table(rows)
     render_list(rows, Output().console(), empty=f"no {what}")
 
 
@@ -75,6 +77,23 @@ def _backend_table(rows: Rows) -> Rows:
              "installed": (row["version"] or "yes") if row["installed"] else "no",
              "tested on": row["tested"] or "untested", "install": "" if row["installed"] else row["install"]}
             for row in rows]
+
+
+def _config_table(rows: Rows) -> Rows:
+    """A column a field where all have the same plain ones; else each names its own in one column."""
+    nested = any(isinstance(value, dict) for row in rows for value in row.values())
+    if len({tuple(row) for row in rows}) <= 1 and not nested:
+        return rows
+    return [{"name": row["name"], "fields": " ".join(_fields({key: row[key] for key in row if key != "name"}))}
+            for row in rows]
+
+
+def _fields(values: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _fields(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}={'auto' if value is None else value}"
 
 
 def _backends(args: argparse.Namespace) -> Rows:
