@@ -71,13 +71,21 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 @no_type_check
 def fold(scores, row_max, sums, scale):
     """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1))
+    new_max = gl.maximum(row_max, gl.convert_layout(max_of(scores), row_max.type.layout))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = gl.exp2(scores * scale - pivot[:, None])
     factor = gl.exp2(row_max * scale - pivot)
     before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
     return weights, factor, new_max, before + sums_of(weights)
+
+
+@gluon.jit
+@no_type_check
+def max_of(scores):
+    """Maximum of each row, of four elements a thread holds at a time: of all at once each would wait for the last."""
+    fours = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // 32, 4, 8]), 2)
+    return gl.max(gl.max(fours, 1), 1)
 
 
 @gluon.jit
