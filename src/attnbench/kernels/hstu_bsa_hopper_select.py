@@ -45,7 +45,15 @@ from attnbench.kernels.hopper import (
     wait_tile,
 )
 from attnbench.kernels.hstu_bsa_hopper_cut import REGISTERS, SelectCut, select_cut, select_fault
-from attnbench.kernels.hstu_bsa_hopper_topk import NOTHING, empty_lists, fold_keys, keys_of, merge_owners, store_blocks
+from attnbench.kernels.hstu_bsa_hopper_topk import (
+    NOTHING,
+    columns_of,
+    empty_lists,
+    fold_keys,
+    keys_of,
+    merge_owners,
+    store_blocks,
+)
 from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, near_begin, near_masks, near_weights, standing
 from attnbench.kernels.hstu_dense_problem import processors
 from attnbench.kernels.hstu_dense_tiles import sequence, silu
@@ -154,15 +162,16 @@ def coarse_tile(acc, best, q, rings, count, start, visible, local, half_alpha, R
     """Weigh and rank the blocks from `start` on, the count-th tile."""
     _q_rings, k_ring, v_ring = rings
     scores = scores_of(q, k_ring, count, ROWS, BLOCKS)
-    numbers = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
-    weights = silu(scores, half_alpha, APPROXIMATE)
+    own, place = columns_of(scores)
+    seen = scores
     if MASKED:
-        weights = gl.where(numbers < visible[:, None], weights, 0.0)
+        seen = gl.where(place < visible[:, None] - start - own, scores, 0.0)  # whose SiLU is 0
+    weights = silu(seen, half_alpha, APPROXIMATE)
     acc = add_values(acc, weights, v_ring, count, q.dtype)
     if len(best) > 0:
-        keys = keys_of(scores, numbers, BITS)
+        keys = keys_of(scores, start, BITS)
         if MASKED:
-            keys = gl.where(numbers < local[:, None], keys, NOTHING)
+            keys = gl.where(place < local[:, None] - start - own, keys, NOTHING)
         best = fold_keys(best, keys, ROWS, BLOCKS)
     return end_values(acc, v_ring, count), best
 

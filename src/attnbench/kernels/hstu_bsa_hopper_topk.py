@@ -31,11 +31,25 @@ OWNERS = gl.constexpr(4)
 
 @gluon.jit
 @no_type_check
-def keys_of(scores, numbers, BITS: gl.constexpr):
-    """Keys [rows, blocks] of the scores of the blocks `numbers` [1, blocks]."""
+def columns_of(scores):
+    """Columns [1, blocks] of a product in two parts: what all of a thread's have, and a constant of the code."""
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+    own = columns & 6
+    return own, columns ^ own
+
+
+@gluon.jit
+@no_type_check
+def keys_of(scores, start, BITS: gl.constexpr):
+    """Keys [rows, blocks] of the scores of the blocks from `start` on, a multiple of their number.
+
+    The number comes first and the order of the scores' bits behind it: three operations, where the other way round
+    the compiler makes four.
+    """
+    own, place = columns_of(scores)
     bits = scores.to(gl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (bits & -(2**BITS)) | ((2**BITS - 1) - numbers)
+    named = (bits & -(2**BITS)) | (((2**BITS - 1 - start) ^ own) ^ place)
+    return named ^ ((bits >> 31) & (0x7FFFFFFF & -(2**BITS)))
 
 
 @gluon.jit
