@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -227,6 +228,13 @@ def atomic_add(pointer: Pointer, val: Any, mask: Any = None, sem: Any = None, sc
     at, values, _ = _stored(pointer, val, mask)
     pointer.flat.index_put_(at, values, accumulate=True)
     return before
+
+
+def associative_scan(input: Tile, axis: int, combine_fn: Callable, reverse: bool = False) -> Tile:
+    if reverse:
+        raise Unsupported("a scan in reverse")
+    parts = [Tile(one) for one in input.value.split(1, axis)]
+    return Tile(torch.cat([one.value for one in itertools.accumulate(parts, combine_fn)], axis))
 
 
 def static_assert(cond: Any, msg: str = "") -> None:

@@ -1,8 +1,9 @@
-"""Programs of a grid, one after the other, and the launchers that start them."""
+"""Programs of a grid, one after the other or some at once, and the launchers that start them."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,29 +12,32 @@ import torch
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from . import barriers
 from .language import STAND_INS
 from .memory import Memory, View
 from .mistakes import Mistake
+from .outside import Outside, Watched
 from .program import Function, Names
-from .schedule import Schedule
+from .schedule import Schedule, together
 from .tiles import Int, Pointer, Tile, torch_dtype, whole
 from .transfers import Descriptor, Transfers
 
 
 @contextmanager
-def machine_runs(module: Any, *names: str, seed: int = 0) -> Iterator[None]:
+def machine_runs(module: Any, *names: str, seed: int = 0, at_once: int | None = None) -> Iterator[None]:
     """Run these kernels of a module on the machine while open, launched as they are on a card, on CPU tensors.
 
     Args:
         module: whose attributes the kernels are, not imported to be interpreted.
         names: of the kernels.
         seed: of the interleaving.
+        at_once: how many programs, as `run` has it.
     """
     kernels = {name: getattr(module, name) for name in names}
     for name, kernel in kernels.items():
-        setattr(module, name, _Launches(kernel, seed))
+        setattr(module, name, _Launches(kernel, seed, at_once))
     try:
         yield
     finally:
@@ -44,17 +48,18 @@ def machine_runs(module: Any, *names: str, seed: int = 0) -> Iterator[None]:
 class _Launches:
     """Stands for a kernel: ``kernel[grid](...)`` runs it."""
 
-    def __init__(self, kernel: Any, seed: int) -> None:
-        self._kernel, self._seed = kernel, seed
+    def __init__(self, kernel: Any, seed: int, at_once: int | None) -> None:
+        self._kernel, self._seed, self._at_once = kernel, seed, at_once
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *values, **named: run(self._kernel, grid, *values, seed=self._seed, **named)
+        return lambda *values, **named: run(self._kernel, grid, *values, seed=self._seed, at_once=self._at_once,
+                                            **named)
 
 
-def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, **named: Any) -> None:
+def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, at_once: int | None = None, **named: Any) -> None:
     """Run a grid of a kernel.
 
     Args:
@@ -62,6 +67,8 @@ def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, **named: Any) -> No
         grid: programs along up to three axes, or what gives them from the arguments by name.
         values: arguments: CPU tensors, host descriptors of them, numbers, tuples of these.
         seed: of the interleaving.
+        at_once: how many programs run at a time, each started when one of them is over; then global memory is watched
+            too, but for bulk copies.  None: one after the other, and it is not.
         named: arguments by name; options of the compiler, of which only num_warps means something here.
 
     Raises:
@@ -74,8 +81,10 @@ def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, **named: Any) -> No
     shape += (1,) * (3 - len(shape))
     constants = {param.name for param in kernel.params if param.is_constexpr}
     arguments = {name: _argument(value, name in constants) for name, value in given.items()}
-    for place in itertools.product(*map(range, reversed(shape))):
-        _Program(shape, place[::-1], options.get("num_warps", 4), f"{seed} {place}").run(kernel, arguments)
+    events, watched = itertools.count(1), None if at_once is None else Watched()
+    programs = (_Program(shape, place[::-1], options.get("num_warps", 4), Schedule(f"{seed} {place}", events), watched)
+                for place in itertools.product(*map(range, reversed(shape))))
+    together((program.begun(kernel, arguments) for program in programs), at_once or 1, random.Random(seed))
 
 
 def _argument(value: Any, constant: bool) -> Any:
@@ -97,24 +106,32 @@ def _argument(value: Any, constant: bool) -> Any:
 class _Program:
     """One program of a grid."""
 
-    def __init__(self, grid: tuple[int, ...], place: tuple[int, ...], warps: int, seed: str) -> None:
-        self._grid, self._place, self._warps = grid, place, warps
-        self._schedule = Schedule(seed)
-        self._transfers = Transfers(self._schedule)
+    def __init__(self, grid: tuple[int, ...], place: tuple[int, ...], warps: int, schedule: Schedule,
+                 watched: Watched | None) -> None:
+        self._grid, self._place, self._warps, self._schedule = grid, place, warps, schedule
+        self._outside = Outside(schedule, watched)
+        self._transfers = Transfers(schedule, self._outside)
+        self._name = f"program {place[0]}, " if watched is not None else ""
 
-    def run(self, kernel: Any, arguments: dict[str, Any]) -> None:
+    def begun(self, kernel: Any, arguments: dict[str, Any]) -> tuple[Schedule, Callable[[], None]]:
+        """What `together` takes."""
         body = Function(kernel, self._names())
-        self._schedule.run("program", self._warps, lambda: body(**arguments))
-        self._transfers.end()
+        self._schedule.at_end = self._transfers.end
+        return self._schedule, lambda: self._schedule.begin(
+            self._name.removesuffix(", ") or "program", self._warps, lambda: body(**arguments))
 
     def _names(self) -> Names:
-        moves, tma, mbarrier = self._transfers, hopper.tma, hopper.mbarrier
+        moves, outside, tma, mbarrier = self._transfers, self._outside, hopper.tma, hopper.mbarrier
+        by_pointer = {"load": outside.load, "store": outside.store, "atomic_add": outside.atomic_add}
         pure = [(getattr(language, name), mine) for name, mine in STAND_INS.items()
                 for language in (tl, gl) if hasattr(language, name)]
         mine = {
             gl: {"program_id": self._program_id, "num_programs": self._num_programs, "num_warps": self._num_warps,
-                 "allocate_shared_memory": self._allocate, "warp_specialize": self._warp_specialize},
-            tl: {"program_id": self._program_id, "num_programs": self._num_programs},
+                 "allocate_shared_memory": self._allocate, "warp_specialize": self._warp_specialize, **by_pointer},
+            tl: {"program_id": self._program_id, "num_programs": self._num_programs, **by_pointer},
+            async_copy: {"async_load": moves.copy, "async_copy_global_to_shared": moves.copy,
+                         "mbarrier_arrive": moves.copies_arrive, "commit_group": moves.commit,
+                         "wait_group": moves.wait_group},
             hopper: {"warpgroup_mma": moves.multiply, "warpgroup_mma_wait": moves.wait,
                      "warpgroup_mma_init": lambda value: value, "fence_async_shared": moves.fence},
             mbarrier: {"init": barriers.make, "invalidate": barriers.invalidate, "arrive": barriers.arrive,
@@ -155,9 +172,10 @@ class _Program:
         if len(schedule.tasks) > 1 or len(worker_num_warps) != len(workers):
             raise Mistake("warp_specialize: within itself, or its lists differ in length")
         mine = schedule.task
-        mine.name = f"partition 0 ({default[0].name})"
+        mine.name = f"{self._name}partition 0 ({default[0].name})"
         for number, ((body, args), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1):
-            schedule.start(f"partition {number} ({body.name})", warps, lambda body=body, args=args: body(*args))
+            schedule.start(f"{self._name}partition {number} ({body.name})", warps,
+                           lambda body=body, args=args: body(*args))
         result = default[0](*default[1])
         others = schedule.tasks[1:]
         schedule.pause(lambda: all(task.thread.dead for task in others), lambda: "the other partitions' end")

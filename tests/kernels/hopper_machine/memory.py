@@ -24,7 +24,9 @@ class Access:
     write: bool
     bit: int
     unfenced: bool
-    "written by threads, and not yet fenced by them"
+    "written by threads"
+    fences: int = 0
+    "bits of the fences by who knew of it"
     over: bool = True
     "False: still in flight"
 
@@ -48,15 +50,16 @@ class Memory:
             else:
                 self.name = name
 
-    def touch(self, view: View, what: str, *, write: bool, threads: bool) -> Access:
+    def touch(self, view: View, what: str, *, write: bool, threads: bool, later: bool = False) -> Access:
         """Note an access by the running task.
 
         Args:
             view: the region.
             what: for the error's words.
             write: or read.
-            threads: by loads and stores of the task's threads, which are over at once; else by the asynchronous
-                proxy, and the caller has to end it.
+            threads: by loads and stores of the task's threads, which are over at once unless `later`; else by the
+                asynchronous proxy, and the caller has to end it.
+            later: the caller has to end it.
 
         Raises:
             Race: another access to a part of it, one of the two a write, is not known to be over.
@@ -69,22 +72,22 @@ class Memory:
         access = Access(what, task, view, write, self.schedule.event(), write and threads, threads)
         self._accesses = [other for other in self._accesses if not self._covers(access, other)]
         self._accesses.append(access)
-        if threads:
+        if threads and not later:
             task.known |= access.bit
         return access
 
-    def fence(self, task: Task) -> None:
+    def fence(self, task: Task, bit: int) -> None:
         for access in self._accesses:
-            if access.task is task:
-                access.unfenced = False
+            if access.unfenced and access.bit & task.known:
+                access.fences |= bit
 
     def _check(self, other: Access, task: Task, view: View, what: str, threads: bool) -> None:
         if not other.bit & task.known:
             when = "is not put before it by a barrier or wait" if other.over else "is in flight"
             raise Race(f"{task.name}: {what} of {view}, while {other.what} of {other.view} by {other.task.name} {when}")
-        if not threads and other.unfenced:
-            raise MissingFence(f"{task.name}: {what} of {view}, and {other.task.name} did not call "
-                               f"fence_async_shared after its {other.what} of {other.view}")
+        if not threads and other.unfenced and not other.fences & task.known:
+            raise MissingFence(f"{task.name}: {what} of {view}, and nobody called fence_async_shared between that and "
+                               f"the {other.what} of {other.view} by {other.task.name}")
 
     def _covers(self, new: Access, old: Access) -> bool:
         """Whether who comes after the new access comes after the old one, and would meet the new one as well."""

@@ -1,4 +1,4 @@
-"""What runs beside the threads: bulk copies by tensor maps, and warpgroup products."""
+"""What runs beside the threads: bulk copies by tensor maps, copies by threads, and warpgroup products."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from .barriers import made
 from .memory import Access, View
 from .mistakes import Mistake, OutOfBounds, Unfinished
+from .outside import Outside
 from .schedule import Schedule
-from .tiles import Tile, dtype_of
+from .tiles import Pointer, Tile, dtype_of
 
 
 class Descriptor:
@@ -82,15 +83,17 @@ class Product:
 class Transfers:
     """The stand-ins for one program."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, outside: Outside) -> None:
+        self.schedule, self.outside = schedule, outside
         self.landed = 0
-        "bits of the bulk loads"
+        "bits of the bulk loads and of the threads' copies"
 
     def fence(self, cluster: bool = False) -> None:
         """`fence_async_shared`."""
+        bit = self.schedule.event()
         for memory in self.schedule.memories:
-            memory.fence(self.schedule.task)
+            memory.fence(self.schedule.task, bit)
+        self.schedule.task.known |= bit
 
     # ── bulk copies ──
 
@@ -155,11 +158,68 @@ class Transfers:
         for task in self.schedule.tasks:
             known |= task.known
         if self.landed & ~known:
-            raise Unfinished(f"{(self.landed & ~known).bit_count()} bulk loads nobody waited for")
+            raise Unfinished(f"{(self.landed & ~known).bit_count()} loads nobody waited for")
         for memory in self.schedule.memories:
             for barrier in memory.barriers.values():
                 if barrier.bytes:
                     raise Unfinished(f"bytes that were expected never came: {barrier}")
+
+    # ── copies by threads ──
+
+    def copy(self, smem: View, pointer: Pointer, mask: Any = None, *_options: Any, **_hints: Any) -> None:
+        """`async_copy.async_load`: zeros where masked; threads write it, so that products need a fence."""
+        self.schedule.pause()
+        at, wanted = pointer.places(mask)
+        smem.demand("asynchronous copy", pointer.flat[at])
+        self.outside.read(pointer, at[wanted], "asynchronous copy")
+        access = smem.memory.touch(smem, "asynchronous copy", write=True, threads=True, later=True)
+        access.over = False
+        self.landed |= access.bit
+        self.schedule.task.copies.append(access)
+
+        def land() -> None:
+            smem.data.copy_(torch.where(wanted, pointer.flat[at], 0))
+            access.over = True
+
+        self.schedule.flights.append(land)
+
+    def copies_arrive(self, barrier: View, increment_count: bool = True) -> None:
+        """`async_copy.mbarrier_arrive`: each thread arrives when its copies so far have landed.
+
+        With them it hands on what it did before, as the loads that told it what to copy.
+        """
+        self.schedule.pause()
+        task, bar = self.schedule.task, made(barrier)
+        copies, count, known = list(task.copies), 32 * task.warps, task.known
+        for access in copies:
+            known |= access.bit
+        task.copies = [access for access in copies if not access.over]
+        if increment_count:
+            bar.pending += count
+
+        def arrive() -> None:
+            if all(access.over for access in copies):
+                bar.arrive(count, known)
+            else:
+                self.schedule.flights.append(arrive)
+
+        self.schedule.flights.append(arrive)
+
+    def commit(self) -> None:
+        """`async_copy.commit_group`."""
+        task = self.schedule.task
+        task.groups.append(task.copies)
+        task.copies = []
+
+    def wait_group(self, num_outstanding: int = 0) -> None:
+        """`async_copy.wait_group`: for all groups of this partition but the last so many."""
+        task = self.schedule.task
+        count = max(len(task.groups) - num_outstanding, 0)
+        first = [access for group in task.groups[:count] for access in group]
+        self.schedule.pause(lambda: all(access.over for access in first), lambda: f"{len(first)} copies")
+        for access in first:
+            task.known |= access.bit
+        task.groups = task.groups[count:]
 
     # ── products ──
 
