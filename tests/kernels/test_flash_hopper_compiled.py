@@ -21,12 +21,10 @@ BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
 CELLS = {
     "pinned": [("m128n128w8s2-tma-pp", 128, CAUSAL, False), ("m128n64w8s2-tma-ws", 256, CAUSAL, False),
-               ("m128n64w8s2-tma-pp-few", 256, CAUSAL, True), ("m128n128w8s3-tma-pp-ticket", 64, WINDOW, False),
-               ("m128n128w8s3-tma-pp-persistent", 64, FULL, False),
-               ("m192n64w12s3-tma-ws-persistent", 64, WINDOW, True)],
-    "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m128n128w8s3-tma-ws", 64, CAUSAL, False),
-            ("m128n128w8s3-tma-pp", 64, CAUSAL, False),
-            ("m128n128w8s2-tma-ws-ticket", 128, CAUSAL, True), ("m192n64w12s3-tma-pp-few", 64, FULL, False),
+               ("m128n128w8s3-tma-pp-persistent", 64, FULL, False), ("m192n128w12s2-tma-ws-ticket", 64, CAUSAL, True),
+               ("m256n64w16s2-tma-pp-few", 64, WINDOW, False)],
+    "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m192n128w12s2-tma-pp-few", 64, CAUSAL, False),
+            ("m128n128w8s2-tma-ws-ticket", 128, CAUSAL, True), ("m256n64w16s2-tma-ws-ticket", 64, FULL, True),
             ("m128n64w8s2-tma-pp-persistent", 256, FULL, False)],
 }
 "Short form, dim, mask, packed."
@@ -78,7 +76,7 @@ def test_products_run_beside_the_softmax_and_no_loop_spills(version):
 
 
 def test_what_the_rule_of_registers_leaves_out_spills_in_its_loop():
-    short, dim = "m192n128w12s2-tma-ws", 64
+    short, dim = "m256n128w16s2-tma-ws", 64
     found = fault(parse(short), Shape(dim=dim, dim_v=dim))
     assert found is not None
     assert found[0] == "registers"

@@ -30,7 +30,7 @@ from .hopper_machine import run as run_kernel
 from .test_flash_forward import held, lse_of
 from .test_flash_forward import run as launched
 
-TWO, THREE = "m128n64w8s2-tma-pp", "m192n64w12s2-tma-pp"
+TWO, THREE, FOUR = "m128n64w8s2-tma-pp", "m192n64w12s2-tma-pp", "m256n64w16s2-tma-pp"
 CASES = {
     "one-query": ({"seqlen": 1}, TWO),
     "one-query-many-keys": ({"seqlen": 1, "seqlen_k": 129, "causal": True}, TWO),
@@ -39,6 +39,9 @@ CASES = {
     "129-causal": ({"seqlen": 129, "causal": True}, TWO),
     "third-group": ({"seqlen": 193, "causal": True}, THREE),
     "third-group-unordered": ({"seqlen": 150}, "m192n64w12s2-tma-ws"),
+    "third-group-many-keys": ({"seqlen": 210, "seqlen_k": 290, "causal": True}, "m192n128w12s2-tma-ws"),
+    "fourth-group": ({"seqlen": 321, "causal": True}, FOUR),
+    "fourth-group-window": ({"seqlen": 200, "seqlen_k": 260, "window": (70, 9)}, "m256n64w16s3-tma-ws"),
     "wide": ({"seqlen": 300, "headdim": 128}, "m128n128w8s2-tma-pp"),
     "256-dims": ({"seqlen": 70, "headdim": 256, "causal": True}, TWO),
     "more-keys": ({"seqlen": 40, "seqlen_k": 175, "causal": True}, TWO),
@@ -69,10 +72,12 @@ CASES = {
     "few-three": ({"batch": 3, "seqlen": 260, "nheads": 2, "window": (90, 30)}, f"{THREE}-few-l1"),
     "few-of-a-smaller-section": ({"batch": 3, "seqlen": 150, "seqlen_k": 1500, "headdim": 256, "causal": True},
                                  "m128n64w8s2-tma-ws-few-l2"),
+    "few-four": ({"batch": 2, "seqlen": 600, "nheads": 3, "headdim": 32, "causal": True}, f"{FOUR}-few"),
     "few-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2,
                     "causal": True}, "m128n64w8s2-tma-ws-few"),
     "ticket": ({"batch": 2, "seqlen": 150, "nheads": 2, "causal": True}, f"{TWO}-ticket"),
     "ticket-three": ({"batch": 2, "seqlen": 200, "seqlen_k": 99, "nheads": 2, "window": (20, 3)}, f"{THREE}-ticket"),
+    "ticket-four": ({"batch": 3, "seqlen": 300, "lengths": "300:1:257", "causal": True}, f"{FOUR}-ticket"),
     "ticket-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True},
                                "m128n64w8s2-tma-ws-ticket"),
     "ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
@@ -112,7 +117,8 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths), causal=draw(st.booleans()),
         window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
-    short = "-".join([draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma"))),
+    short = "-".join([draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma",
+                                              "m256n64w16s2-tma"))),
                       draw(st.sampled_from(("ws", "pp"))),
                       *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"])))])
     held(case, inputs, run(case, inputs, short, seed=draw(st.integers(0, 99)))[0])

@@ -19,7 +19,7 @@ WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "
 "Fields that are one of a few words, the default first; the short form has a word that is not the default."
 HOPPER = ("ws", "pp")
 "Orders of the kernel in flash_hopper_forward, whose warps have jobs of their own."
-WARPGROUPS = {8: 240, 12: 160}
+WARPGROUPS = {8: 240, 12: 160, 16: 112}
 "Its warps beside the loader, and how many registers each thread of them has."
 NUMBERS = {"block_m": (16, 32, 64, 128, 192, 256), "block_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8, 12, 16),
            "stages": (1, 2, 3, 4, 5, 6, 7, 8)}

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Softmax attention forward for Hopper: one warp loads, two or three warpgroups of 64 rows each attend.
+"""Softmax attention forward for Hopper: one warp loads, two to four warpgroups of 64 rows each attend.
 
 The sums are those of flash_forward.  What differs is who waits for whom (Shah et al. 2024, arXiv:2407.08608):
 
@@ -283,8 +283,10 @@ def flash_hopper_forward(
     """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
     q_rings = (ring_of(q_desc, ROOM, 1), ring_of(q_desc, ROOM, 1))
-    if GROUPS == 3:
+    if GROUPS > 2:
         q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, ROOM, 1))
+    if GROUPS > 3:
+        q_rings = (q_rings[0], q_rings[1], q_rings[2], ring_of(q_desc, ROOM, 1))
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
     tickets = rings[1]
@@ -296,22 +298,25 @@ def flash_hopper_forward(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
-                      ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
-                      ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 1], [REGISTERS, 24])
-    else:
+    elif GROUPS == 3:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
-                      ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
-                      ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID,
-                      ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
+        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 
 
 def launch_hopper_forward(

@@ -59,11 +59,14 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
     """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
     rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    place = row + shift - at
-    end = keys - at
+    # Places from the first of every eight keys a thread has two of: what is left of `columns` is then a constant of the
+    # code, where it were a register a column that the compiler keeps through the loop.
+    own = columns & 7
+    place = row + shift - at - own
+    end = keys - at - own
     if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
         end = gl.minimum(end, rows + (place + right + 1))
-    see = sees(rows, columns, end, place, left, right, HAS_LEFT, False)
+    see = sees(rows, columns - own, end, place, left, right, HAS_LEFT, False)
     return gl.where(see, scores, float("-inf"))
 
 

@@ -76,7 +76,7 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
         held += config.block_m * block_d * words + 48 * config.threads
     if config.loads == "pointer":
         held += 2 * config.block_n * (block_d + block_v) * shape.item_bytes / 16
-    more = 40 if config.order in HOPPER else 32 + 32 * (config.grid == "persistent")
+    more = 32 + 32 * (config.order not in HOPPER and config.grid == "persistent")
     return round(held / config.threads) + more
 
 
@@ -99,7 +99,7 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (config.loads != "tma", "loads by tensor maps alone; tma"),
         ((config.mask, config.exp, config.registers) != ("apart", "unit", None), "has no fused, mix or r…; without"),
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
-         "has 64 rows to four warps, two or three times; m128w8 or m192w12"),
+         "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
