@@ -1,0 +1,114 @@
+"""How the selected branch for Hopper is cut, what workspace it needs, and what it cannot run.
+
+Imports without triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from attnbench.kernels.hstu_bsa_hopper_cut import SHARED_BYTES
+
+if TYPE_CHECKING:
+    from attnbench.kernels.hstu_bsa_plan import BsaProblem, Shapes
+
+ROWS = 64
+"Rows of a tile of the lists."
+PAIRS = 32
+"Pairs of a step, at most."
+FIRST_COUNTER = 64
+"Where the counters of the steps begin; before them, in lines of their own, are numbers drawn."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttendCut:
+    """How the kernel is cut."""
+
+    stages: int = 3
+    "tiles of each of the two warpgroups that attend, in flight"
+    job_rows: int = 32
+    "queries whose partial rows are added up at a time: 32 or 64"
+    jobs: int = 4
+    "of them handed over ahead, and one that is worked on"
+    step_mib: float = 6.0
+    "partial rows of a step, pairs that follow one another, but one pair at least"
+    ring_mib: float = 32.0
+    "partial rows that have places, but of three steps at least: fewer stay in the L2, more let nobody wait"
+    programs: int = 1
+    "an SM"
+    silu: str = "tanh"
+    "as of `BsaConfig`"
+
+    def group(self, problem: BsaProblem) -> int:
+        """Pairs of a step."""
+        return max(1, min(PAIRS, problem.units, int(self.step_mib * 2**20) // max(1, _pair_bytes(problem))))
+
+    def steps(self, problem: BsaProblem) -> int:
+        """Steps of a call."""
+        return -(-problem.units // self.group(problem))
+
+    def ring(self, problem: BsaProblem) -> int:
+        """Steps that have a place for their partial rows."""
+        each = max(1, self.group(problem) * _pair_bytes(problem))
+        return min(max(3, int(self.ring_mib * 2**20) // each), max(1, self.steps(problem)))
+
+    def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
+        """Shared memory for tiles of so many columns of 16-bit numbers, and for what goes with them."""
+        tile = 2 * (ROWS * block_d + block_size * (block_d + block_v)) + 16 * ROWS + 256
+        # Half of a warpgroup's partial rows at a time turn from registers of a product to rows, in shared memory.
+        return 2 * (self.stages * tile + ROWS * block_v) + self.jobs * (20 * self.job_rows + 256)
+
+
+def attend_cut(problem: BsaProblem) -> AttendCut:
+    """The cut for a problem, by reading compiled code: no card has run one yet."""
+    block_d, block_v = _columns(problem.attn_dim), _columns(problem.linear_dim)
+    fits = [stages for stages in (2, 3, 4)
+            if AttendCut(stages=stages).shared_bytes(block_d, block_v, problem.block_size) <= SHARED_BYTES]
+    return AttendCut(stages=max(fits, default=1), job_rows=32 if block_v > 64 or problem.others > 3 else 64,
+                     silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
+
+
+def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
+    """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
+    p = problem
+    return {"partial": ((cut.ring(p) * cut.group(p), p.slot_rows, p.linear_dim), p.dtype),
+            "progress": ((FIRST_COUNTER + 2 * cut.steps(p),), torch.int32)}
+
+
+def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, int] | None) -> str | None:
+    """Why `attend_hopper` cannot run so, as words behind its name; None where it can.
+
+    Args:
+        problem: the call.
+        cut: of the kernel.
+        capability: of the card; None: not asked.
+    """
+    p = problem
+    dims = (p.attn_dim, p.linear_dim)
+    shared = cut.shared_bytes(_columns(p.attn_dim), _columns(p.linear_dim), p.block_size)
+    odd = [dim for dim in dims if dim * p.item % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (p.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
+        (bool(odd), f"copies 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
+        (p.others < 1, "has nothing to do for one block a query; at least 2"),
+        (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
+        (cut.job_rows not in (32, 64), f"adds up 32 or 64 queries at a time, not {cut.job_rows}"),
+        (min(cut.stages, cut.jobs, cut.programs) < 1, "has no stage, job or program; at least 1"),
+        (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
+
+
+def _columns(dim: int) -> int:
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def _pair_bytes(problem: BsaProblem) -> int:
+    return problem.slot_rows * problem.linear_dim * problem.item
