@@ -159,11 +159,11 @@ def test_a_worker_that_dies_costs_the_others_nothing(log):
 
 def test_a_worker_that_hangs_is_given_up_after_the_timeout(log):
     expected = {
-        "hangs-in-first-call": ("timeout", "no progress for 4 s during first call"),
-        "sets-up-forever": ("timeout", "no progress for 4 s during set-up"),
-        "hangs-in-sampling": ("timeout", "no progress for 4 s during sample"),
+        "hangs-in-first-call": ("timeout", "no progress for 2 s during first call"),
+        "sets-up-forever": ("timeout", "no progress for 2 s during set-up"),
+        "hangs-in-sampling": ("timeout", "no progress for 2 s during sample"),
     }
-    run = measured(*expected, timeout=4.0)
+    run = measured(*expected, timeout=2.0)
     assert differing(run, expected) == {}
 
 
