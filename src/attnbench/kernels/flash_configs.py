@@ -46,7 +46,7 @@ class ForwardConfig:
     mask: str = "apart"
     "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
     exp: str = "unit"
-    "unit: the card's own; mix: every fourth by a polynomial, to relieve it"
+    "unit: the card's own; mix: some by a polynomial, to relieve it: every fourth, of ws and pp every eighth"
     grid: str = "tiles"
     """tiles: a program each; persistent: a program an SM, which takes every so many-th.  Of ws and pp too: few: a
     program takes four of a section, long and short ones; ticket: a program an SM, which draws whichever is next"""

@@ -155,7 +155,7 @@ def send(given, acc, row_max, sums, place, head, batch, query_start, queries, ro
 @no_type_check
 def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
-                 ROOM: gl.constexpr):
+                 MIX: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
     _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets = given
     begin, whole, split, end, keys = span
@@ -177,7 +177,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
     scores = warpgroup_mma_wait(0, [scores])
     give_back(k_ring, count)
     scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
-    weights, factor, row_max, sums = fold(scores, row_max, sums, scale)
+    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
     weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
     if begin + 1 < end:
         wait_tile(k_ring, count + 1)
@@ -197,7 +197,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
             cut |= tile < whole
         if cut:
             scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
-        following, factor, row_max, sums = fold(scores, row_max, sums, scale)
+        following, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
             wait_tile(k_ring, count + 2)
@@ -216,7 +216,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
 @no_type_check
 def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
                PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
-               TURNS: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+               TURNS: gl.constexpr, MIX: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """Attend to a job's keys and send the output; how many tiles of keys and of queries there have been then."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
@@ -232,7 +232,7 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
         if begin < end:
             span = (begin, whole, split, end, keys)
             acc, row_max, sums, count = through_keys(q, acc, row_max, sums, given, count, done, row, keys - queries,
-                                                     span, WHICH, HAS_LEFT, HAS_RIGHT, BLOCK_N, TURNS, ROOM)
+                                                     span, WHICH, HAS_LEFT, HAS_RIGHT, BLOCK_N, TURNS, MIX, ROOM)
         elif ROOM > 1:
             leave(q_ring, done)
         # The queries have been read: the output leaves from where they were.
@@ -248,7 +248,7 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
 @no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-           GRID: gl.constexpr, ROOM: gl.constexpr):
+           MIX: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each job."""
     problem = given[6]
     tickets = given[8]
@@ -260,14 +260,14 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         turn = 1
         while ticket < jobs:
             count, done = attend_job(given, job_at(ticket, problem, 1, GRID), count, done, WHICH, HAS_LEFT, HAS_RIGHT,
-                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)
+                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)
             ticket = told(tickets, turn)
             turn += 1
     else:
         one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
         for turn in range(one, last, step):
             count, done = attend_job(given, job_at(turn, problem, step, GRID), count, done, WHICH, HAS_LEFT,
-                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)
+                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)
     tma.store_wait(0)
 
 
@@ -278,7 +278,7 @@ def flash_hopper_forward(
     scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
-    TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    TURNS: gl.constexpr, MIX: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
@@ -298,23 +298,23 @@ def flash_hopper_forward(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 1], [REGISTERS, 24])
     elif GROUPS == 3:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
-            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 
@@ -363,4 +363,4 @@ def launch_hopper_forward(
         *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
         BLOCK_N=config.block_n, BLOCK_V=columns, STAGES=config.stages, GRID=config.grid,
         ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",
-        REGISTERS=WARPGROUPS[config.warps], num_warps=4)
+        MIX=config.exp == "mix", REGISTERS=WARPGROUPS[config.warps], num_warps=4)

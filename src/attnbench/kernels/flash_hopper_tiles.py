@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from typing import no_type_check
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.rows import section_of
+
+NAN = gl.constexpr(tl.PropagateNan.ALL)
+C1, C2, C3 = (gl.constexpr(c) for c in (0.6932829022407532, 0.2422110140323639, 0.05500895157456398))
+"Of the polynomial that is 1 at 0 of least relative error, 1.01e-4, for powers of two from -1/2 to 1/2."
 
 
 @gluon.jit
@@ -72,12 +77,37 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 
 @gluon.jit
 @no_type_check
-def fold(scores, row_max, sums, scale):
+def exp2(x, MIX: gl.constexpr):
+    """2ˣ of x <= 0, by the card's unit alone, or of one in eight that a thread holds by a polynomial, to relieve it."""
+    if MIX:
+        eighth = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :] // 8 % 8
+        return gl.where(eighth == 0, power(x), gl.exp2(x))
+    return gl.exp2(x)
+
+
+@gluon.jit
+@no_type_check
+def power(x):
+    """2ˣ of x <= 0 without the card's unit: up to -126.5 it is 0, and NaN stays NaN.
+
+    The nearest whole number, and 127, are the last bits of a sum with 1.5 · 2²³, and shifted they are the power of it.
+    That of the rest, from -1/2 to 1/2, is a polynomial of degree 3, off by a fifth of a step of fp16.
+    """
+    x = gl.maximum(x, -127.0, propagate_nan=NAN)
+    whole = x + 12583039.0
+    rest = x - (whole - 12583039.0)
+    value = ((C3 * rest + C2) * rest + C1) * rest + 1.0
+    return value * (whole.to(gl.int32, bitcast=True) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+@no_type_check
+def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
     """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
     new_max = gl.maximum(row_max, gl.convert_layout(max_of(scores), row_max.type.layout))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
-    weights = gl.exp2(scores * scale - pivot[:, None])
+    weights = exp2(scores * scale - pivot[:, None], MIX)
     factor = gl.exp2(row_max * scale - pivot)
     before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
     return weights, factor, new_max, before + sums_of(weights)

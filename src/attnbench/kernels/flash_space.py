@@ -97,9 +97,10 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (shape.block(shape.dim) != shape.block(shape.dim_v),
          f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain"),
         (config.loads != "tma", "loads by tensor maps alone; tma"),
-        ((config.mask, config.exp, config.registers) != ("apart", "unit", None), "has no fused, mix or r…; without"),
+        ((config.mask, config.registers) != ("apart", None), "has no fused or r…; without"),
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
          "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
+        (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -141,6 +142,12 @@ def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
     return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
 
 
+def _idle_polynomials(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.exp == "unit" or config.order not in HOPPER or max(shape.dim, shape.dim_v) <= 64:
+        return None
+    return "relieves the unit for exponentials, which over 64 dims has half the products' work; without mix"
+
+
 def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
     if config.registers is None:
         return None
@@ -180,7 +187,8 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
     "warpgroups": hopper_fault, "ahead": lambda config, shape: ahead_fault(config, shape.capability),
     "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
-    "warps": _warps_without_rows, "narrow": _narrow_tiles, "register-cap": _idle_registers,
+    "warps": _warps_without_rows, "narrow": _narrow_tiles, "exponentials": _idle_polynomials,
+    "register-cap": _idle_registers,
     "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
 }
 "Why a configuration is left out, by name: what it says is wrong with it, or None."
@@ -210,6 +218,8 @@ def candidates() -> Iterator[ForwardConfig]:
         yield config
         if grid in ("tiles", "ticket"):
             yield from (replace(config, section_mib=mib) for mib in (8, 100))
+        if grid in ("ticket", "persistent"):
+            yield replace(config, exp="mix")
 
 
 def space(shape: Shape) -> list[ForwardConfig]:

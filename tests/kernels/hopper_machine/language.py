@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from .mistakes import Mistake, Unsupported
 from .tiles import Int, Pointer, Tile, paired, poison, scalar, torch_dtype, whole
@@ -52,7 +53,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return Tile(torch.where(test, first, second))
 
 
-def _extreme(of_tiles: Callable, of_scalars: Callable) -> Callable:
+def _extreme(of_tiles: Callable, with_nan: Callable, of_scalars: Callable) -> Callable:
     def stand_in(x: Any, y: Any, propagate_nan: Any = None) -> Any:
         if not isinstance(x, Tile) and not isinstance(y, Tile):
             if isinstance(x, float) or isinstance(y, float):
@@ -62,14 +63,16 @@ def _extreme(of_tiles: Callable, of_scalars: Callable) -> Callable:
         like = first if isinstance(first, torch.Tensor) else second
         first, second = (one if isinstance(one, torch.Tensor) else torch.tensor(one, dtype=like.dtype)
                          for one in (first, second))
-        # The ones for floats give the other operand where one is NaN, as the card does.
-        return Tile(of_tiles(first, second))
+        # The ones for floats give the other operand where one is NaN, as the card does unless it is told otherwise.
+        told = propagate_nan.value if isinstance(propagate_nan, tl.constexpr) else propagate_nan
+        keeps = told == tl.PropagateNan.ALL
+        return Tile((with_nan if keeps else of_tiles)(first, second))
 
     return stand_in
 
 
-maximum = _extreme(torch.fmax, builtins.max)
-minimum = _extreme(torch.fmin, builtins.min)
+maximum = _extreme(torch.fmax, torch.maximum, builtins.max)
+minimum = _extreme(torch.fmin, torch.minimum, builtins.min)
 
 
 def _reduced(work: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable:
