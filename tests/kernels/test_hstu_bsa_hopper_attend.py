@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from attnbench.kernels import hstu_bsa_hopper_attend
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate
-from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_shapes
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault, attend_shapes
 from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem
 
 from .hopper_machine import machine_runs
@@ -177,3 +177,96 @@ def test_the_sum_of_partial_rows_is_added(name):
     problem, sequences = made(values)
     call = call_of(problem, sequences, cut)
     held(call, sequences, ran(call, cut, seed=len(name)))
+
+
+def test_a_block_that_all_choose_is_many_tiles():
+    problem, sequences = made({"lengths": [300], "counts": 2, "heads": 1, "gates": 2})
+    call = call_of(problem, sequences, CUT, draw=everybody)
+    assert call.workspace["num_tiles"].item() == 5  # 284 entries, all of one block
+    held(call, sequences, ran(call, CUT))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (32, 64)])
+def test_the_dims_of_the_bars(dims):
+    problem, sequences = made({"lengths": [100, 65], "counts": 4, "dims": dims, "block_size": 32, "gates": 3})
+    cut = replace(attend_cut(problem), silu="exp", step_mib=0, ring_mib=0)
+    call = call_of(problem, sequences, cut)
+    held(call, sequences, ran(call, cut, seed=dims[0]))
+
+
+def test_the_same_bits_in_whatever_order_programs_and_their_parts_run():
+    problem, sequences = made({"lengths": [130, 41, 64], "counts": 4, "gates": 3})
+    calls = [(replace(CUT, programs=programs, ring_mib=ring, step_mib=step), seed, at_once)
+             for seed, (programs, ring, step, at_once) in enumerate(
+                 [(1, 0, 0, 2), (1, 0, 0, 1), (2, 0, 0.005, 3), (2, 1, 0, 4), (1, 0, 0, 2)])]
+    first, *others = (ran(call_of(problem, sequences, cut), cut, seed=seed, at_once=at_once)
+                      for cut, seed, at_once in calls)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_ring_of_one_step():
+    problem, sequences = made({"lengths": [70, 41, 90], "counts": 3})
+    call = call_of(problem, sequences, CUT)
+    call.workspace["partial"] = call.workspace["partial"][:1].clone()
+    held(call, sequences, ran(call, CUT))
+
+
+def test_a_sequence_of_nan_leaves_its_neighbours_alone():
+    problem, sequences = made({"lengths": [90, 77, 50], "counts": 3, "gates": 2})
+    call = call_of(problem, sequences, CUT)
+    before = ran(call, CUT)
+    for x in (call.q, call.k, call.v):
+        x[90:167] = torch.nan
+    after = ran(call, CUT)
+    for rows in (slice(0, 106), slice(167, None)):  # a query of the first block has no other
+        assert torch.equal(before[rows], after[rows])
+    assert after[106:167].isnan().all()
+
+
+def test_slices_of_one_tensor_are_read_where_they_lie():
+    problem, sequences = made({"lengths": [70, 41]})
+    call = call_of(problem, sequences, CUT)
+    q, k, v = torch.cat([call.q, call.k, call.v], dim=2).split(16, dim=2)
+    assert torch.equal(ran(call, CUT), ran(replace(call, q=q, k=k, v=v), CUT))
+
+
+def test_steps_have_several_short_pairs_and_the_ring_three_places():
+    cut = AttendCut()
+    problem = problem_of([8192] * 2, heads=4, dims=(128, 128), block_size=32, counts=4)
+    assert (cut.group(problem), cut.steps(problem), cut.ring(problem)) == (1, 8, 5)
+    assert attend_shapes(problem, cut) == {"partial": ((5, 24576, 128), torch.bfloat16),
+                                           "progress": ((80,), torch.int32)}
+    assert cut.ring(replace(problem, max_seqlen_q=16384)) == 3
+    short = replace(problem, batch=100, max_seqlen_q=64)
+    assert (cut.group(short), cut.steps(short)) == (32, 13)
+    one = replace(problem, batch=1, heads=1)
+    assert (cut.group(one), cut.steps(one), cut.ring(one)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("given", "cut", "words"), [
+    ({}, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
+    ({"dtype": torch.float32}, {}, "16-bit"),
+    ({"attn_dim": 256}, {}, "256 dims; at most 128"),
+    ({"linear_dim": 20}, {}, "rows of 20 dims"),
+    ({"block_counts": 1}, {}, "at least 2"),
+    ({"block_size": 128}, {}, "not of 128; 16, 32 or 64"),
+    ({}, {"job_rows": 16}, "not 16"),
+    ({}, {"stages": 0}, "at least 1"),
+    ({}, {"stages": 4}, "shared memory; at most 226")])
+def test_what_cannot_be_launched_is_named(given, cut, words):
+    problem = problem_of([8192], dims=(128, 128), block_size=32, counts=4)
+    assert attend_fault(problem, attend_cut(problem), capability=(9, 0)) is None
+    capability = cut.pop("capability", (9, 0))
+    assert words in (attend_fault(replace(problem, **given), AttendCut(**cut), capability=capability) or "")
+
+
+def test_a_refusal_is_one_line():
+    problem, sequences = made({"lengths": [70], "dims": (16, 20)})
+    call = call_of(problem, sequences, CUT)
+    with pytest.raises(ValueError, match=r"^attend_hopper: copies 16 bytes.*; another kernel$"):
+        ran(call, CUT)
+    problem, sequences = made({"lengths": [70]})
+    call = call_of(problem, sequences, CUT)
+    odd = torch.zeros(70, 2, 20, dtype=torch.bfloat16)[:, :, :16]
+    with pytest.raises(ValueError, match=r"^attend_hopper: k\.stride=\(40, 20, 1\) is no multiple of 16 bytes"):
+        ran(replace(call, k=odd), CUT)

@@ -58,8 +58,9 @@ class AttendCut:
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
         """Shared memory for tiles of so many columns of 16-bit numbers, and for what goes with them."""
         tile = 2 * (ROWS * block_d + block_size * (block_d + block_v)) + 16 * ROWS + 256
-        # Half of a warpgroup's partial rows at a time turn from registers of a product to rows, in shared memory.
-        return 2 * (self.stages * tile + ROWS * block_v) + self.jobs * (20 * self.job_rows + 256)
+        # A warpgroup's partial rows, 64 columns at a time, turn from registers of a product to rows by way of it.
+        turned = 2 * ROWS * min(block_v, 64)
+        return 2 * (self.stages * tile + turned) + self.jobs * (20 * self.job_rows + 256)
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:

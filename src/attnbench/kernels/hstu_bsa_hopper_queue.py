@@ -74,18 +74,28 @@ def step_of(slots, slot, WARPS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def draw(counter_ptr):
-    """The next number, in the first lane; nobody waits for it here."""
+    """The next number, in the first lane, for `drawn`; nobody waits for it here.
+
+    Were all lanes' addresses one, the assembler would draw for the warp and hand the number round at once.
+    """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lanes = gl.arange(0, LANES, LAYOUT)
     one = gl.full([LANES], 1, gl.int32, LAYOUT)
-    number = gl.atomic_add(counter_ptr + gl.zeros([LANES], gl.int32, LAYOUT), one, mask=lanes == 0, sem="relaxed")
-    return gl.where(lanes == 0, number, 0)
+    return gl.atomic_add(counter_ptr + lanes, one, mask=lanes == 0, sem="relaxed")
+
+
+@gluon.jit
+@no_type_check
+def drawn(number):
+    """The number that was drawn."""
+    lanes = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
+    return gl.max(gl.where(lanes == 0, number, 0), 0)
 
 
 @gluon.jit
 @no_type_check
 def pairs_of(step, problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
-    """Tiles (or jobs of JOB_ROWS) of each pair of a step, in its lane, and where its keys and queries begin.
+    """Tiles (or jobs of JOB_ROWS) of each pair of a step, in its lane; where its keys and queries begin, its head.
 
     A step has a job at least: its first pair's, if only of no rows.
     """
@@ -106,17 +116,22 @@ def pairs_of(step, problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, SHA
         many = gl.where((lanes == 0) & there, gl.maximum(many, 1), many)
     else:
         many = gl.load(num_tiles_ptr + (number if SHARED else unit), mask=there, other=0)
-    return many, keys, queries
+    return many, keys, queries, unit - number * heads
 
 
 @gluon.jit
 @no_type_check
 def begin(problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
-    """Where `seek` starts: a step, its place in the ring, how many tiles or jobs are of earlier steps, ..."""
+    """Where `seek` starts.
+
+    Returns:
+        The step and its place in the ring; how many tiles or jobs are of earlier steps, and how many more up to each
+        pair; what else `pairs_of` says, and all it says of the next step.
+    """
     none = gl.to_tensor(0)
-    many, keys, queries = pairs_of(0, problem, JOB_ROWS, HAS_CACHE, SHARED)
+    many, keys, queries, heads = pairs_of(0, problem, JOB_ROWS, HAS_CACHE, SHARED)
     ahead = pairs_of(1, problem, JOB_ROWS, HAS_CACHE, SHARED)
-    return none, none, none, gl.associative_scan(many, 0, add), keys, queries, ahead
+    return none, none, none, gl.associative_scan(many, 0, add), keys, queries, heads, ahead
 
 
 @gluon.jit
@@ -127,7 +142,7 @@ def seek(number, at, problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, S
     Returns:
         Where that is; then lane of the pair within the step, and the number within the pair.
     """
-    step, place, before, through, keys, queries, ahead = at
+    step, place, before, through, keys, queries, heads, ahead = at
     steps = problem[7]
     total = gl.max(through, 0)
     while (number >= before + total) & (step < steps):
@@ -137,6 +152,7 @@ def seek(number, at, problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, S
         through = gl.associative_scan(ahead[0], 0, add)
         keys = ahead[1]
         queries = ahead[2]
+        heads = ahead[3]
         total = gl.max(through, 0)
         # Loaded a step before it is asked for.
         ahead = pairs_of(step + 1, problem, JOB_ROWS, HAS_CACHE, SHARED)
@@ -144,7 +160,7 @@ def seek(number, at, problem, JOB_ROWS: gl.constexpr, HAS_CACHE: gl.constexpr, S
     passed = through <= inside
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
-    return (step, place, before, through, keys, queries, ahead), lane, inside
+    return (step, place, before, through, keys, queries, heads, ahead), lane, inside
 
 
 @gluon.jit
@@ -216,7 +232,7 @@ def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
     ENTRIES: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     descs, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
     q_row, q_head, entry_rows, tile_rows, slot_rows = sizes
-    heads, group, steps, ring = problem[5], problem[6], problem[7], problem[8]
+    group, steps, ring = problem[6], problem[7], problem[8]
     finished = progress_ptr + COUNTERS + steps
     rows = gl.arange(0, ROWS, ENTRIES)
     number = draw(progress_ptr)
@@ -230,17 +246,17 @@ def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
     count = 0
     checked = 0
     while tile[0] < steps:
-        drawn = draw(progress_ptr)
+        next_number = draw(progress_ptr)
         # Entries of the tile whose record has come.
         tile_step, tile_head, start, source, target, listed, first, block, many = record
         loading = gl.load(entries_ptr + (listed + first) + rows, mask=rows < many, other=0)
         # The record of the tile whose number has come.
-        at, lane, inside = seek(gl.max(number, 0), at, problem, 0, HAS_CACHE, SHARED)
-        number = drawn
+        at, lane, inside = seek(drawn(number), at, problem, 0, HAS_CACHE, SHARED)
+        number = next_number
         step = at[0]
         key_start = of_lane(at[4], lane)
         query_start = of_lane(at[5], lane).to(gl.int64)
-        head = (step * group + lane) % heads
+        head = of_lane(at[6], lane)
         of_list = head.to(gl.int64) * (0 if SHARED else 1)
         where = tiles_ptr + (
             of_list * tile_rows + query_start * OTHERS // ROWS + key_start // BLOCK_SIZE + inside) * 3
@@ -281,18 +297,17 @@ def clerk(given, jobs, counts, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
     count = 0
     checked = gl.to_tensor(-1)
     while at[0] < steps:
-        drawn = draw(progress_ptr + JOBS_DRAWN)
-        wanted = gl.max(number, 0)
+        next_number = draw(progress_ptr + JOBS_DRAWN)
+        wanted = drawn(number)
         at, lane, inside = seek(wanted, at, problem, JOB_ROWS, HAS_CACHE, SHARED)
-        number = drawn
+        number = next_number
         step = at[0]
         if step < steps:
-            unit = step * group + lane
-            head = unit % heads
+            head = of_lane(at[6], lane)
             _key_start, query_start, keys, first_query, _prefix, seen = sequence(
-                problem[0], problem[1], problem[2], unit // heads, 0, False, HAS_TARGETS, HAS_CACHE)
+                problem[0], problem[1], problem[2], (step * group + lane) // heads, 0, False, HAS_TARGETS, HAS_CACHE)
             if checked < step:
-                many, _keys, _queries = pairs_of(step, problem, 0, HAS_CACHE, SHARED)
+                many, _key_starts, _query_starts, _heads = pairs_of(step, problem, 0, HAS_CACHE, SHARED)
                 wait_for(progress_ptr + COUNTERS, step, step, gl.sum(many, 0))
                 checked = step
             slot = count % SLOTS
