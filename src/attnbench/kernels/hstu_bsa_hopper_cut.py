@@ -30,8 +30,6 @@ class SelectCut:
     "tiles of each kind in flight"
     jobs: int | None = None
     "of a program; None: a program an SM has its share of all"
-    silu: str = "tanh"
-    "as of `BsaConfig`"
 
     def shared_bytes(self, block_d: int, block_v: int) -> int:
         """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
@@ -75,9 +73,13 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
 
 
 def select_cut(problem: BsaProblem) -> SelectCut:
-    """The cut for a problem, by reading compiled code: no card has run one yet."""
-    stages = 4 if max(problem.attn_dim, problem.linear_dim) > 64 else 6
-    return SelectCut(stages=stages, silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
+    """The cut for a problem, chosen by reading compiled code; no card has run one yet.
+
+    Of 128 dims the product of queries and means reads as much shared memory as it can: with tiles of 32 means the
+    queries would be read twice as often.  Of 64 dims integer operations are the most, and narrow tiles waste fewer.
+    """
+    return SelectCut() if max(problem.attn_dim, problem.linear_dim) > 64 else SelectCut(blocks=32, stages=16)
+
 
 def _columns(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())

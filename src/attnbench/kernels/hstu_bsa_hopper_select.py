@@ -7,7 +7,7 @@
 
 The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
 A job is 64 rows a warpgroup of one head; its tiles are the means of the blocks that its last row sees, then the keys
-nearby, all through the same rings:
+nearby, all through the same ring:
 
     loader        rows of queries a job ahead, and tiles as soon as their places are free
     warpgroup     scores, SiLU, the product with the values; beside this the scores are ranked (hstu_bsa_hopper_topk)
@@ -35,13 +35,13 @@ from attnbench.kernels.hopper import (
     flat,
     give_back,
     is_rows,
+    load_tile,
     place_of,
     ring_of,
     rows_of,
     store_tile,
     sync_warps,
     take,
-    tile_of,
     wait_tile,
 )
 from attnbench.kernels.hstu_bsa_hopper_cut import REGISTERS, SelectCut, select_cut, select_fault
@@ -92,11 +92,22 @@ def tiles_of(first, last, keys, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, 
 
 @gluon.jit
 @no_type_check
+def fill_both(ring, values, count, k_desc, v_desc, start, rows, first, head):
+    """Load rows from `first` of keys and of `values`, which come as one tile and go as one."""
+    STAGES: gl.constexpr = values.shape[0]
+    BESIDE: gl.constexpr = values.numel // STAGES * 2
+    slot = count % STAGES
+    fill(ring, count, k_desc, start, rows, first, head, BESIDE)
+    load_tile(v_desc, place_of(start, rows, first, head), ring[1].index(slot), values.index(slot))
+
+
+@gluon.jit
+@no_type_check
 def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, ROWS: gl.constexpr,
          BLOCKS: gl.constexpr, GROUPS: gl.constexpr):
     """The loader's work."""
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem = given
-    q_rings, k_ring, v_ring = rings
+    q_rings, ring, values = rings
     count = 0
     turn = 0
     for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
@@ -112,46 +123,45 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
             # What no row of the job sees is not fetched: it is past the end.
             visible = complete_seen(last, keys, BLOCK_SIZE)
             for tile in range(end):
-                fill(k_ring, count, means_k_desc, key_start // BLOCK_SIZE, visible, tile * BLOCKS, head)
-                fill(v_ring, count, means_v_desc, key_start // BLOCK_SIZE, visible, tile * BLOCKS, head)
+                fill_both(ring, values, count, means_k_desc, means_v_desc, key_start // BLOCK_SIZE, visible,
+                          tile * BLOCKS, head)
                 count += 1
             for tile in range(near, behind):
-                fill(k_ring, count, k_desc, key_start, last + 1, tile * BLOCKS, head)
-                fill(v_ring, count, v_desc, key_start, last + 1, tile * BLOCKS, head)
+                fill_both(ring, values, count, k_desc, v_desc, key_start, last + 1, tile * BLOCKS, head)
                 count += 1
 
 
 @gluon.jit
 @no_type_check
-def scores_of(q, k_ring, count, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Scores [ROWS, BLOCKS] of the count-th tile, which is given back."""
+def scores_of(q, ring, count, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
+    """Scores [ROWS, BLOCKS] of the count-th tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
     none = gl.zeros([ROWS, BLOCKS], gl.float32, SCORES)
-    k = take(k_ring, count)
+    k = take(ring, count)
     scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, [scores])
-    give_back(k_ring, count)
-    return scores
+    return warpgroup_mma_wait(0, [scores])
 
 
 @gluon.jit
 @no_type_check
-def add_values(acc, weights, v_ring, count, dtype: gl.constexpr):
-    """Issue the product of the weights with the count-th tile of values."""
+def add_values(acc, weights, rings, count, dtype: gl.constexpr):
+    """Issue the product of the weights with the values of the count-th tile."""
+    _q_rings, ring, values = rings
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     rounded = gl.convert_layout(weights.to(dtype), WEIGHTS)
-    wait_tile(v_ring, count)
-    return warpgroup_mma(rounded, tile_of(v_ring, count), acc, is_async=True)
+    # The tile is there; what is written behind a wait for it, to run beside the product, stays behind.
+    wait_tile(ring, count)
+    return warpgroup_mma(rounded, flat(values.index(count % values.shape[0])), acc, is_async=True)
 
 
 @gluon.jit
 @no_type_check
-def end_values(acc, v_ring, count):
-    """Wait for that product, after all that stands before this."""
-    # Waiting for the tile once more holds up nothing, and the wait for the product behind it.
-    wait_tile(v_ring, count)
+def end_values(acc, ring, count):
+    """Wait for that product, after all that stands before this, and give back the tile."""
+    # And what is written before one stays before it.
+    wait_tile(ring, count)
     acc = warpgroup_mma_wait(0, [acc])
-    give_back(v_ring, count)
+    give_back(ring, count)
     return acc
 
 
@@ -160,20 +170,20 @@ def end_values(acc, v_ring, count):
 def coarse_tile(acc, best, q, rings, count, start, visible, local, half_alpha, ROWS: gl.constexpr,
                 BLOCKS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, MASKED: gl.constexpr):
     """Weigh and rank the blocks from `start` on, the count-th tile."""
-    _q_rings, k_ring, v_ring = rings
-    scores = scores_of(q, k_ring, count, ROWS, BLOCKS)
+    _q_rings, ring, _values = rings
+    scores = scores_of(q, ring, count, ROWS, BLOCKS)
     own, place = columns_of(scores)
     seen = scores
     if MASKED:
         seen = gl.where(place < visible[:, None] - start - own, scores, 0.0)  # whose SiLU is 0
     weights = silu(seen, half_alpha, APPROXIMATE)
-    acc = add_values(acc, weights, v_ring, count, q.dtype)
+    acc = add_values(acc, weights, rings, count, q.dtype)
     if len(best) > 0:
         keys = keys_of(scores, start, BITS)
         if MASKED:
             keys = gl.where(place < local[:, None] - start - own, keys, NOTHING)
         best = fold_keys(best, keys, ROWS, BLOCKS)
-    return end_values(acc, v_ring, count), best
+    return end_values(acc, ring, count), best
 
 
 @gluon.jit
@@ -183,26 +193,23 @@ def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl
     """Add the keys from `start` on, the count-th tile, that the local and the sliding branch see."""
     position, stand, local, seen = stands
     of_local, of_window = gates
-    _q_rings, k_ring, v_ring = rings
-    scores = scores_of(q, k_ring, count, ROWS, BLOCKS)
+    _q_rings, ring, _values = rings
+    scores = scores_of(q, ring, count, ROWS, BLOCKS)
     keys = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
     in_local, in_window = near_masks(keys, position[:, None], stand[:, None], local[:, None], seen, WINDOW, BLOCK_SIZE)
     weights = silu(scores, half_alpha, APPROXIMATE)
     weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
-    acc = add_values(acc, weights, v_ring, count, q.dtype)
-    return end_values(acc, v_ring, count)
+    acc = add_values(acc, weights, rings, count, q.dtype)
+    return end_values(acc, ring, count)
 
 
 @gluon.jit
 @no_type_check
-def pass_over(rings, count, unseen):
+def pass_over(ring, count, unseen):
     """Give back the next `unseen` tiles as they come, which others read; the count after them."""
-    _q_rings, k_ring, v_ring = rings
     for _index in range(unseen):
-        wait_tile(k_ring, count)
-        give_back(k_ring, count)
-        wait_tile(v_ring, count)
-        give_back(v_ring, count)
+        wait_tile(ring, count)
+        give_back(ring, count)
         count += 1
     return count
 
@@ -258,12 +265,12 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
                                         BLOCKS, BITS, APPROXIMATE, True)
                 count += 1
             acc = acc * gl.convert_layout(of_means, gl.SliceLayout(1, OUT))[:, None]
-            count = pass_over(rings, count, all_end - end + own_near - near)
+            count = pass_over(rings[1], count, all_end - end + own_near - near)
             for tile in range(own_near, behind):
                 acc = near_tile(acc, q, rings, count, tile * BLOCKS, (position, stand, local, keys),
                                 (of_local, of_window), half_alpha, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, APPROXIMATE)
                 count += 1
-            count = pass_over(rings, count, all_behind - behind)
+            count = pass_over(rings[1], count, all_behind - behind)
 
             # Queries of as many columns have been read: the output leaves from where they were.
             place = q_ring[0].index(turn % q_ring[0].shape[0]) if q.shape[1] == BLOCK_V else outs.index(WHICH)
@@ -296,7 +303,8 @@ def hstu_bsa_hopper_select(
     q_rings = (ring_of(q_desc, 2, 1), ring_of(q_desc, 2, 1))
     if GROUPS == 3:
         q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 2, 1))
-    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
+    values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
+    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), values)
     outs = q_rings[0][0]
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
@@ -367,6 +375,6 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
 def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:
     p = call.problem
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
-            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": cut.silu == "tanh", "ROWS": cut.rows,
+            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh", "ROWS": cut.rows,
             "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups, "STAGES": cut.stages,
             "REGISTERS": REGISTERS[cut.groups]}
