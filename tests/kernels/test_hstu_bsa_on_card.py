@@ -68,22 +68,55 @@ def test_outputs_and_gradients_are_the_oracles(name):
 def test_the_same_bits_each_time_and_in_every_schedule(name):
     case = of(**CASES[name])
     inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
-    first = results(case, inputs)
+    first = results(case, inputs, attend=None)
     for values in ({}, {"programs_ahead": 1}, {"programs_ahead": 1, "spare_pairs": 0}, {"programs_ahead": 10000},
                    {"schedule": "passes", "pass_mib": 1}, {"schedule": "passes"}):
-        again = results(case, inputs, **values)
+        again = results(case, inputs, attend=None, **values)
         assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-def test_a_short_ring_keeps_the_bits_of_many_short_sequences(spare):
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", ["bf16", "many", "jagged", "shared", "cached", "narrow"])
+def test_the_kernels_for_hopper_have_the_same_bits_with_any_ring(name):
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    first = results(case, inputs)
+    for values in ({}, {"ring_mib": 0.0, "step_mib": 0.0}, {"ring_mib": 1.0, "step_mib": 0.1}, {"stages": 1}):
+        again = results(case, inputs, attend=values)
+        assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_portable_kernels_are_right_where_others_are_the_default(name):
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    found = results(case, inputs, select=None, attend=None)
+    blocks = found.pop("blocks")
+    assert not oracle_bsa.selection_faults(case, inputs, blocks)
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)["out"]
+    plain = oracle_bsa.evaluate(case, inputs, dtype=inputs.q.dtype, draw=Draw(), blocks=blocks)["out"]
+    steps = 16 if case.dtype == "fp32" else 1
+    step = steps * torch.finfo(inputs.q.dtype).eps * float(truth.abs().max())
+    allowed = 2 * float((plain.double() - truth).abs().max()) + step
+    assert float((found["out"].double() - truth).abs().max()) <= allowed
+
+
+SHORT_RINGS = {"portable-0": {"attend": None, "programs_ahead": 1, "spare_pairs": 0},
+               "portable-1": {"attend": None, "programs_ahead": 1, "spare_pairs": 1},
+               "hopper": {"attend": {"ring_mib": 0.0, "step_mib": 0.0}}}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.hopper] * (name == "hopper"))
+                                  for name in SHORT_RINGS])
+def test_a_short_ring_keeps_the_bits_of_many_short_sequences(name):
     """Pairs without a tile of their own hand a place in the ring on as soon as it is free, and no sooner."""
     from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
 
     case = of(**CASES["many"] | {"batch": 200})
     inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
-    right = results(case, inputs, schedule="passes")["out"]
-    with HstuBsaTriton(Config("it", {"programs_ahead": 1, "spare_pairs": spare})).session(case, inputs) as it:
+    values = SHORT_RINGS[name]
+    right = results(case, inputs, **({} if values["attend"] else {"attend": None, "schedule": "passes"}))["out"]
+    with HstuBsaTriton(Config("it", values)).session(case, inputs) as it:
         call = it.call("fwd")
         call()
         for turn in range(50):

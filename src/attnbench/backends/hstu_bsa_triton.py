@@ -14,6 +14,8 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem
+
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
 LARGEST_DIM = 256
@@ -42,22 +44,38 @@ class HstuBsaTriton(OurTriton):
         ):
             if not fits:
                 raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
+        self._check_cuts(case, machine)
+
+    def _check_cuts(self, case: Any, machine: Machine) -> None:
+        """Refuse a cut of the kernels for Hopper that cannot run the case or the card."""
+        if self.config is None or not any(self.config.values.get(name) for name in ("select", "attend")):
+            return
+        from attnbench.kernels.hstu_bsa_plan import BsaConfig, changed_config, cut_fault
+
+        problem = _problem_of(case)
+        config = changed_config(BsaConfig(), problem, self.config.values)
+        if fault := cut_fault(problem, config, capability=machine.capability or (0, 0)):
+            raise Unsupported(refusal(self.name, "config", self.config.short, f"cannot run: {fault}", "another cut"))
 
     def configs(self, case: Any) -> Iterable[Config]:
-        """Schedules, and cuts of the two kernels that take most of the time."""
-        yield Config("passes", {"schedule": "passes"})
+        """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
+        yield Config("portable", {"select": None, "attend": None})
+        yield Config("passes", {"attend": None, "schedule": "passes"})
+        for groups, rows, blocks, stages in _HOPPER_SELECT:
+            yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws",
+                         {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages}})
         for rows, blocks, warps, registers in _SELECT:
             yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
-                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps,
+                         {"select": None, "select_rows": rows, "select_blocks": blocks, "select_warps": warps,
                           "select_registers": registers})
         for rows, each, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
             yield Config(f"a{rows}x{each}w{warps}" + f"r{registers}" * bool(registers),
-                         {"attend_rows": rows, "tiles_each": each, "attend_warps": warps,
+                         {"attend": None, "attend_rows": rows, "tiles_each": each, "attend_warps": warps,
                           "attend_registers": registers})
         for ahead in (384, 1536):
-            yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
+            yield Config(f"ahead{ahead}", {"attend": None, "programs_ahead": ahead})
         for spare in (0, 3):
-            yield Config(f"spare{spare}", {"spare_pairs": spare})
+            yield Config(f"spare{spare}", {"attend": None, "spare_pairs": spare})
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
@@ -73,12 +91,37 @@ _NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 
+# Warpgroups, rows of each, means of a tile, stages.
+_HOPPER_SELECT = ((3, 64, 64, 4), (3, 64, 32, 4), (2, 64, 64, 4), (2, 128, 32, 2))
+
+
+def _said(config: BsaConfig) -> str:
+    """Which kernels run, as a launch notes it."""
+    attend = "for Hopper" if config.attend else f"schedule {config.schedule}"
+    return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
+
+
+def _problem_of(case: Any) -> BsaProblem:
+    """What of a case the cuts depend on; sequences are taken as whole."""
+    import torch
+
+    from attnbench.kernels.hstu_bsa_plan import BsaProblem
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    queries = case.seqlen if case.delta_q is None else min(case.seqlen, case.delta_q)
+    return BsaProblem(
+        batch=case.batch, heads=case.nheads, queries=case.batch * queries, keys=case.batch * case.seqlen,
+        max_seqlen=case.seqlen, max_seqlen_q=queries, attn_dim=case.attn_dim, linear_dim=case.linear_dim,
+        dtype=dtypes.get(case.dtype, torch.float32), block_size=case.block_size, block_counts=case.block_counts,
+        local_window=case.local_window or 0, gates=(3 if case.local_window else 2) if case.gates else 0,
+        alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, shared=case.selection == "shared", pairs=case.pairs,
+        has_targets=case.num_targets != "0", has_cache=case.delta_q is not None)
+
+
 class _Session(Buffers):
     """Buffers of one session."""
 
     def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
-        from dataclasses import replace
-
         import torch
 
         from attnbench.kernels import hstu_bsa as kernels
@@ -96,7 +139,8 @@ class _Session(Buffers):
         kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
                       block_counts=case.block_counts, validate=True)
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
-        config = replace(kernels.default_config(problem, tensors.capability), **changes)
+        config = kernels.default_config(problem, tensors.capability, aligned=tensors.aligned)
+        config = kernels.changed_config(config, problem, changes)
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
         self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),
@@ -114,7 +158,7 @@ class _Session(Buffers):
 
         return Launch(forward=self.forward, backward=self.backward if self.call_back else None, outputs=self.outputs,
                       reload=self.load, phases=self.phases(), executed_flops=sparse_work(self.case).flops,
-                      notes=(f"schedule {self.call.config.schedule}", "deterministic"))
+                      notes=(_said(self.call.config), "deterministic"))
 
     def run_forward(self) -> None:
         from attnbench.kernels.hstu_bsa_forward import forward

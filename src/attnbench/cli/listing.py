@@ -93,7 +93,7 @@ def _fields(values: Mapping[str, Any], within: str = "") -> Iterator[str]:
         if isinstance(value, dict):
             yield from _fields(value, f"{within}{name}.")
         else:
-            yield f"{within}{name}={'auto' if value is None else value}"
+            yield f"{within}{name}={'none' if value is None else value}"
 
 
 def _backends(args: argparse.Namespace) -> Rows:

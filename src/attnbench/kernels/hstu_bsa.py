@@ -31,16 +31,24 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attnbench.kernels.hopper import is_rows
 from attnbench.kernels.hstu_bsa_backward import BsaGradients, backward
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate, forward, forward_workspace
-from attnbench.kernels.hstu_bsa_plan import SCHEDULES, BsaConfig, BsaProblem, backward_shapes, default_config
+from attnbench.kernels.hstu_bsa_plan import (
+    SCHEDULES,
+    BsaConfig,
+    BsaProblem,
+    backward_shapes,
+    changed_config,
+    default_config,
+)
 from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
 from attnbench.kernels.hstu_dense_problem import WHO as DENSE
 from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
 
 __all__ = ["BsaCall", "BsaConfig", "BsaGradients", "BsaProblem", "BsaTensors", "allocate", "backward",
-           "backward_shapes", "check", "default_config", "forward", "forward_workspace", "hstu_bsa_attention",
-           "problem_of"]
+           "backward_shapes", "changed_config", "check", "default_config", "forward", "forward_workspace",
+           "hstu_bsa_attention", "problem_of"]
 
 WHO = "hstu_bsa_attention"
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -64,6 +72,11 @@ class BsaTensors:
     def capability(self) -> tuple[int, int]:
         """Of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
         return torch.cuda.get_device_capability(self.q.device) if self.q.device.type == "cuda" else (0, 0)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the kernels for Hopper can read them."""
+        return all(map(is_rows, (self.q, self.k, self.v)))
 
     def call(self, problem: BsaProblem, config: BsaConfig, out: Tensor, blocks: Tensor,
              workspace: dict[str, Tensor]) -> BsaCall:
@@ -174,7 +187,7 @@ def hstu_bsa_attention(
           selection=selection, config=config, validate=validate)
     problem = problem_of(tensors, **numbers, block_size=block_size, block_counts=block_counts,
                          local_window=local_window, selection=selection, pairs=pairs)
-    config = config or default_config(problem, tensors.capability)
+    config = config or default_config(problem, tensors.capability, aligned=tensors.aligned)
     return _HstuBsaAttention.apply(q, k, v, gates, tensors, problem, config)
 
 

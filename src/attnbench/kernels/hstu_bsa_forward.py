@@ -15,6 +15,8 @@ import triton
 from torch import Tensor
 
 from attnbench.kernels.hstu_bsa_attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
+from attnbench.kernels.hstu_bsa_hopper_attend import attend_hopper
+from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
 from attnbench.kernels.hstu_bsa_lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
 from attnbench.kernels.hstu_bsa_plan import (
     BsaConfig,
@@ -121,6 +123,9 @@ def pool(call: BsaCall) -> None:
 def select(call: BsaCall) -> None:
     """Compressed, local and sliding branches into out, and the blocks of each query."""
     p, c = call.problem, call.config
+    if c.select:
+        select_hopper(call, c.select)
+        return
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
     cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
            "BITS": p.index_bits, **_options(c.select_warps, c.select_stages, c.select_registers)}
@@ -151,8 +156,8 @@ def lists(call: BsaCall) -> None:
     call.workspace["counts"].zero_()
     hstu_bsa_rank[(units * chunks,)](**call.tensors("blocks", "ranks", "counts"), **common, **entries)
     hstu_bsa_place[(units,)](
-        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, tile_rows=p.tile_rows(c.attend_rows),
-        ROWS=c.attend_rows, CHUNK=PLACED)
+        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, tile_rows=p.tile_rows(c.list_rows),
+        ROWS=c.list_rows, CHUNK=PLACED)
     hstu_bsa_scatter[(units * chunks,)](**call.tensors("blocks", "ranks", "starts", "entries"), **common, **entries)
 
 
@@ -160,6 +165,9 @@ def attend(call: BsaCall) -> None:
     """Partial rows of the listed blocks, and their sums, added to what out holds."""
     p, c = call.problem, call.config
     if not p.others or not p.units * p.max_seqlen_q:
+        return
+    if c.attend:
+        attend_hopper(call, c.attend)
         return
     parts, row_parts, span = parts_of(p, c)
     lag, ring = in_flight(p, c)

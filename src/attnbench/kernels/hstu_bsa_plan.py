@@ -10,10 +10,15 @@ Imports without triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as HOPPER_ROWS
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault, attend_shapes
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
 
 SCHEDULES = ("ticket", "passes")
 
@@ -22,6 +27,10 @@ SCHEDULES = ("ticket", "passes")
 class BsaConfig:
     """How the kernels are cut.  The defaults were chosen by reading compiled code, not yet on a card."""
 
+    select: SelectCut | None = None
+    "of the kernel for Hopper that selects; None: the portable one, which the fields `select_...` cut"
+    attend: AttendCut | None = None
+    "of the kernel for Hopper that attends; None: the portable one, which the fields below it cut"
     schedule: str = "ticket"
     "how partial rows and their sums follow each other: ticket, or passes"
     pool_rows: int = 16
@@ -73,6 +82,11 @@ class BsaConfig:
     grad_stages: int = 2
     silu: str = "tanh"
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+
+    @property
+    def list_rows(self) -> int:
+        """Entries of a tile of the lists."""
+        return HOPPER_ROWS if self.attend else self.attend_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,14 +172,17 @@ class BsaProblem:
         return self.queries * self.others // rows + self.mean_rows
 
 
-def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfig:
+def default_config(problem: BsaProblem, capability: tuple[int, int], *, aligned: bool = True) -> BsaConfig:
     """Choose the cut for a problem.
 
     Args:
         problem: the call.
         capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
+        aligned: whether rows and heads of q, k and v are multiples of 16 bytes apart, as the kernels for Hopper want.
     """
     values: dict[str, Any] = {}
+    if aligned and capability == (9, 0):
+        values |= hopper_cuts(problem)
     if capability == (0, 0) or problem.dtype != torch.bfloat16:
         # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its budget.
         values["silu"] = "exp"
@@ -191,6 +208,36 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     return BsaConfig(**values)
 
 
+def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str, Any]) -> BsaConfig:
+    """Put fields in place of a configuration's.
+
+    Args:
+        config: whose fields.
+        problem: the call, for the cuts that the configuration has none of yet.
+        changes: fields by name; of `select` and `attend` a mapping with fields of their cut.
+
+    Raises:
+        TypeError: there is no such field.
+    """
+    whole = {"select": config.select or select_cut(problem), "attend": config.attend or attend_cut(problem)}
+    return replace(config, **{name: replace(whole[name], **value) if isinstance(value, Mapping) else value
+                              for name, value in changes.items()})
+
+
+def cut_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
+    """Why a kernel for Hopper that a configuration names cannot run, as words behind its name; None where it can."""
+    faults = {"select": config.select and select_fault(problem, config.select, capability=capability),
+              "attend": config.attend and attend_fault(problem, config.attend, capability=capability)}
+    return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
+
+
+def hopper_cuts(problem: BsaProblem) -> dict[str, Any]:
+    """Fields for the kernels for Hopper that can run a problem, and their cuts."""
+    select, attend = select_cut(problem), attend_cut(problem)
+    return ({"select": select} if select_fault(problem, select, capability=None) is None else {}) | (
+        {"attend": attend} if attend_fault(problem, attend, capability=None) is None else {})
+
+
 def parts_of(problem: BsaProblem, config: BsaConfig) -> tuple[int, int, int]:
     """Programs for the tiles of a pair, programs for its sums, and how many queries each of these has."""
     span = config.combine_rows * config.tiles_each
@@ -202,6 +249,9 @@ def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
 
     In passes nothing is between them, and the second number is the pairs of a pass.
     """
+    if config.attend:
+        pairs = config.attend.group(problem)
+        return pairs, pairs * config.attend.ring(problem)
     if config.schedule == "ticket":
         lag = -(-config.programs_ahead // max(1, parts_of(problem, config)[0]))
         lag = max(1, min(lag, problem.units))
@@ -238,14 +288,15 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     p, lists = problem, problem.list_heads
     if not p.others:
         return {}
-    _, ring = in_flight(p, config)
     shapes: Shapes = {
         "ranks": ((lists, p.queries * p.others), torch.int32),
         "counts": ((lists, p.count_rows), torch.int32),
-        "tiles": ((lists, p.tile_rows(config.attend_rows), 3), torch.int32),
+        "tiles": ((lists, p.tile_rows(config.list_rows), 3), torch.int32),
         "num_tiles": ((p.batch * lists,), torch.int32),
-        "partial": ((ring, p.slot_rows, p.linear_dim), p.dtype),
     }
+    if config.attend:
+        return shapes | attend_shapes(p, config.attend)
+    shapes["partial"] = ((in_flight(p, config)[1], p.slot_rows, p.linear_dim), p.dtype)
     if config.schedule == "ticket":
         shapes["progress"] = ((1 + 2 * p.units,), torch.int32)
     return shapes
