@@ -206,16 +206,18 @@ def poisoned(x, rows):
     return x
 
 
-@pytest.mark.parametrize(("values", "poison", "clean"), [
-    ({"window": (16, 0)}, slice(0, 64), slice(128, None)),
-    ({"window": (16, 16)}, slice(192, None), slice(0, 128)),
-    ({"causal": True}, slice(192, None), slice(0, 128)),
+@pytest.mark.parametrize(("values", "poison", "clean", "short"), [
+    ({"window": (16, 0)}, slice(0, 64), slice(128, None), TWO),
+    ({"window": (16, 16)}, slice(192, None), slice(0, 128), TWO),
+    ({"causal": True}, slice(192, None), slice(0, 128), TWO),
+    ({"causal": True}, slice(64, None), slice(0, 64), FOUR),  # of a warpgroup
+    ({"window": (9, 0)}, slice(192, None), slice(0, 192), f"{THREE}-few"),
 ])
-def test_tiles_that_no_row_sees_are_not_looked_at(values, poison, clean):
+def test_tiles_that_no_row_sees_are_not_looked_at(values, poison, clean, short):
     case = case_of(seqlen=256, headdim=32, **values)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
-    before, _ = run(case, inputs, TWO)
-    after, lse = run(case, replace(inputs, k=poisoned(inputs.k, poison), v=poisoned(inputs.v, poison)), TWO)
+    before, _ = run(case, inputs, short)
+    after, lse = run(case, replace(inputs, k=poisoned(inputs.k, poison), v=poisoned(inputs.v, poison)), short)
     assert torch.equal(after[:, clean], before[:, clean])
     assert after[:, poison].isnan().any()
     assert lse[:, :, poison].isnan().any()

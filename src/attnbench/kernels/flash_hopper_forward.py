@@ -7,7 +7,8 @@ The sums are those of flash_forward.  What differs is who waits for whom (Shah e
     warpgroup     S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs beside the second, and beside
                   the products of the warpgroup whose turn comes next
 
-Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride.
+Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride; a
+warpgroup passes over the tiles in front that none of its rows sees.
 A job is one tile of 64 rows a warpgroup.  A program has one, or several: then the loader is a job ahead, and an output
 leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries.
 """
@@ -27,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_configs import WARPGROUPS
-from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of
+from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, query_tiles
 from attnbench.kernels.hopper import (
@@ -38,6 +39,7 @@ from attnbench.kernels.hopper import (
     give_back,
     is_rows,
     jobs_of,
+    pass_over,
     pass_turn,
     place_of,
     ring_of,
@@ -228,6 +230,9 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
         acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
         row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
+        unseen = unseen_of(row, given[6], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
+        count = pass_over(given[4], given[5], count, unseen, WHICH, TURNS)
+        end -= unseen
         q = take(q_ring, done)
         if begin < end:
             span = (begin, whole, split, end, keys)

@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
+from attnbench.kernels.hopper import ROWS
 from attnbench.kernels.rows import section_of
 
 NAN = gl.constexpr(tl.PropagateNan.ALL)
@@ -56,6 +57,18 @@ def job_of(number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PAC
                                                 right, HAS_LEFT, HAS_RIGHT)
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
     return head, batch, query_start, key_start, queries, keys, first, begin, whole, split, end
+
+
+@gluon.jit
+@no_type_check
+def unseen_of(row, problem, queries, keys, begin, end, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many of a job's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+    high = keys
+    if HAS_RIGHT:
+        last = gl.minimum(row + ROWS, queries) - 1
+        high = gl.minimum(gl.maximum(last + (keys - queries + problem[5] + 1), 0), keys)
+    seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, begin)
+    return gl.where(row < queries, end - gl.minimum(seen, end), end - begin)
 
 
 @gluon.jit

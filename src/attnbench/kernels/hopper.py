@@ -160,6 +160,23 @@ def pass_turn(turns, WHICH: gl.constexpr):
 
 @gluon.jit
 @no_type_check
+def pass_over(rings, turns, count, unseen, WHICH: gl.constexpr, TURNS: gl.constexpr):
+    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
+    _q_rings, k_ring, v_ring = rings
+    for _index in range(unseen):
+        if TURNS:
+            wait_turn(turns, count, WHICH)
+            pass_turn(turns, WHICH)
+        take(k_ring, count)
+        give_back(k_ring, count)
+        take(v_ring, count)
+        give_back(v_ring, count)
+        count += 1
+    return count
+
+
+@gluon.jit
+@no_type_check
 def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
     """Which jobs are a program's: first, end and step; one, or of a `stretch` of jobs every so many-th."""
     program = gl.program_id(0)

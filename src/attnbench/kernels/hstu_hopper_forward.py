@@ -32,6 +32,7 @@ from attnbench.kernels.hopper import (
     flat,
     give_back,
     jobs_of,
+    pass_over,
     pass_turn,
     place_of,
     ring_of,
@@ -166,23 +167,6 @@ def step(acc, weights, q, rings, turns, count, half_alpha, row, at, mask, CAUSAL
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count - 1)
     return acc, weights
-
-
-@gluon.jit
-@no_type_check
-def pass_over(rings, turns, count, unseen, WHICH: gl.constexpr, TURNS: gl.constexpr):
-    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
-    _q_rings, k_ring, v_ring = rings
-    for _index in range(unseen):
-        if TURNS:
-            wait_turn(turns, count, WHICH)
-            pass_turn(turns, WHICH)
-        take(k_ring, count)
-        give_back(k_ring, count)
-        take(v_ring, count)
-        give_back(v_ring, count)
-        count += 1
-    return count
 
 
 @gluon.jit
