@@ -31,7 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from attnbench.kernels.hopper import ROWS, barriers, flat, is_rows, rows_of, sync_warps
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu_bsa_hopper_queue import COUNTERS, PLAIN, clerk, notes, publish, scout, step_of
+from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, notes, publish, scout, step_of
+from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
 from attnbench.kernels.hstu_dense_tiles import silu
