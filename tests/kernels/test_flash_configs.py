@@ -194,5 +194,8 @@ def test_estimates_are_those_worked_out_by_hand():
     # The next queries beside these; scores become the next weights in place, so only one tile of those is more.
     assert shared_bytes(config, LONG) == 2 * (2 * 128 * 128 + 2 * 128 * 256)
     assert registers(config, LONG) == 64 + 64 + 32 + 32
+    # Of 256 dims there is no room for the next queries, but for half an output beside these.
+    wide = replace(LONG, dim=256, dim_v=256)
+    assert shared_bytes(replace(config, block_n=64), wide) == 2 * (128 * 256 + 2 * 64 * 512 + 128 * 128)
     # With a stage more there is no room for the next queries.
     assert shared_bytes(replace(config, stages=3), LONG) == 2 * (128 * 128 + 3 * 128 * 256)

@@ -82,6 +82,7 @@ CASES = {
     "ticket-four": ({"batch": 3, "seqlen": 300, "lengths": "300:1:257", "causal": True}, f"{FOUR}-ticket"),
     "ticket-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True},
                                "m128n64w8s2-tma-ws-ticket"),
+    "ticket-half-an-output": ({"batch": 2, "seqlen": 290, "seqlen_k": 70, "headdim": 192}, f"{TWO}-ticket"),
     "ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
                       f"{TWO}-ticket"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Softmax attention forward for Hopper: one warp loads, two to four warpgroups of 64 rows each attend.
 
 The sums are those of flash_forward.  What differs is who waits for whom (Shah et al. 2024, arXiv:2407.08608):
@@ -10,7 +10,8 @@ The sums are those of flash_forward.  What differs is who waits for whom (Shah e
 Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride; a
 warpgroup passes over the tiles in front that none of its rows sees.
 A job is one tile of 64 rows a warpgroup.  A program has one, or several: then the loader is a job ahead, and an output
-leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries.
+leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries; or, where it has some
+for half an output, from there, while the next queries come.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
-from attnbench.kernels.flash_space import Shape, hopper_fault, query_tiles
+from attnbench.kernels.flash_space import Shape, hopper_fault, out_columns, query_tiles
 from attnbench.kernels.hopper import (
     ROWS,
     barriers,
@@ -133,18 +134,38 @@ def leave(q_ring, done):
 
 @gluon.jit
 @no_type_check
+def put(out_desc, place, part, query_start, queries, row, head, column):
+    """Send a part of the output by way of `place`, which nothing reads any more."""
+    flat(place).store(part.to(out_desc.dtype))
+    fence_async_shared()
+    sync_warps()
+    store_tile(out_desc, place_of(query_start, queries, row, head, column), place)
+
+
+@gluon.jit
+@no_type_check
 def send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED: gl.constexpr):
-    """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory."""
-    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets = given
+    """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
+
+    A place of half the columns is one that no queries have: the last output may still be on its way from there.
+    """
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets, _outs = given
+    COLUMNS: gl.constexpr = out_desc.block_shape[4]
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
     empty = row_sum == 0.0  # which NaN is not
     total = gl.where(empty, 1.0, row_sum)
     acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc.type.layout))[:, None]
-    flat(place).store(acc.to(out_desc.dtype))
-    fence_async_shared()
-    sync_warps()
-    store_tile(out_desc, place_of(query_start, queries, row, head), place)
+    if acc.shape[1] == COLUMNS:
+        put(out_desc, place, acc, query_start, queries, row, head, 0)
+    else:
+        first, second = acc.reshape([ROWS, 2, COLUMNS]).permute([0, 2, 1]).split()
+        tma.store_wait(0)
+        sync_warps()
+        put(out_desc, place, first, query_start, queries, row, head, 0)
+        tma.store_wait(0)
+        sync_warps()
+        put(out_desc, place, second, query_start, queries, row, head, COLUMNS)
     lse = gl.where(empty, float("-inf"), (row_max * scale + gl.log2(total)) * LN_2)
     rows = row + gl.arange(0, ROWS, OF_ROWS)
     starts = gl.cast(batch, gl.int64) * lse_batch + gl.cast(head, gl.int64) * lse_head
@@ -159,7 +180,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
                  MIX: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets = given
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs = given
     begin, whole, split, end, keys = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -240,11 +261,15 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
                                                      span, WHICH, HAS_LEFT, HAS_RIGHT, BLOCK_N, TURNS, MIX, ROOM)
         elif ROOM > 1:
             leave(q_ring, done)
-        # The queries have been read: the output leaves from where they were.
+        # The queries have been read: the output leaves from where they were, or the next can come.
         place = q_ring[0].index(done % ROOM)
+        APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V
+        if APART:
+            give_back(q_ring, done)
+            place = given[9].index(WHICH)
         send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED)
         done += 1
-        if GRID != "tiles" and ROOM == 1:
+        if GRID != "tiles" and ROOM == 1 and not APART:
             leave(q_ring, done)
     return count, done
 
@@ -297,9 +322,12 @@ def flash_hopper_forward(
     tickets = rings[1]
     if GRID == "ticket":
         tickets = tickets_for(GROUPS)
+    outs = q_rings[0][0]
+    if out_desc.block_shape[4] != BLOCK_V:
+        outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr)
-    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets)
+    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets, outs)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
@@ -358,7 +386,8 @@ def launch_hopper_forward(
                              "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
     columns, groups = block_of(dim), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
-    described = [rows_of(x, rows[name], columns) for name, x in tensors.items()]
+    described = [rows_of(x, rows[name], out_columns(config, shape) if name == "out" else columns)
+                 for name, x in tensors.items()]
     section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
                        problem.batch * heads_kv) * (heads // heads_kv)
     programs, stretch, sharers = shared_out(config.grid, tiles, pairs, section, processors(q))

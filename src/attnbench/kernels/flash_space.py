@@ -46,7 +46,8 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
     if config.order in HOPPER:
-        return (rows + query_tiles(config, shape) * config.block_m * block_d) * shape.item_bytes
+        return (rows + query_tiles(config, shape) * config.block_m * block_d) * shape.item_bytes + (
+            _half_output(config, shape) if out_columns(config, shape) < block_v else 0)
     if shape.capability < (9, 0):
         return max(rows, config.block_m * block_d) * shape.item_bytes
     rows += config.block_m * block_d
@@ -60,6 +61,22 @@ def query_tiles(config: ForwardConfig, shape: Shape) -> int:
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     both = 2 * config.block_m * block_d + config.stages * config.block_n * (block_d + block_v)
     return 1 + (config.grid != "tiles" and both * shape.item_bytes + 2048 <= shape.shared_bytes)
+
+
+def out_columns(config: ForwardConfig, shape: Shape) -> int:
+    """Columns of the tile that an output of the Hopper path leaves by: half where it has a place beside the queries'.
+
+    It has one where a program of several jobs has no room for the next queries, but for half an output.
+    """
+    block_v = shape.block(shape.dim_v)
+    alone = config.grid != "tiles" and query_tiles(config, shape) == 1
+    rows = config.block_m * shape.block(shape.dim) + config.stages * config.block_n * (shape.block(shape.dim) + block_v)
+    fits = rows * shape.item_bytes + _half_output(config, shape) + 2048 <= shape.shared_bytes
+    return block_v // 2 if alone and fits else block_v
+
+
+def _half_output(config: ForwardConfig, shape: Shape) -> int:
+    return config.block_m * shape.block(shape.dim_v) // 2 * shape.item_bytes
 
 
 def registers(config: ForwardConfig, shape: Shape) -> int:
