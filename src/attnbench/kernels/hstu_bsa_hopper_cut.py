@@ -77,8 +77,11 @@ def select_cut(problem: BsaProblem) -> SelectCut:
 
     Of 128 dims the product of queries and means reads as much shared memory as it can: with tiles of 32 means the
     queries would be read twice as often.  Of 64 dims integer operations are the most, and narrow tiles waste fewer.
+    Long lists leave wide tiles no registers.
     """
-    return SelectCut() if max(problem.attn_dim, problem.linear_dim) > 64 else SelectCut(blocks=32, stages=16)
+    if max(problem.attn_dim, problem.linear_dim) > 64:
+        return SelectCut() if problem.others <= 4 else SelectCut(blocks=32, stages=8)
+    return SelectCut(blocks=32, stages=16)
 
 
 def _columns(dim: int) -> int:
