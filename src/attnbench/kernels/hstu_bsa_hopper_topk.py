@@ -9,8 +9,9 @@ Two keys of a tile are put in order, then into the list together: of lists a and
 
     max of min(a_i, b_j) over i + j = k        where a_0 and b_0 are above every key
 
-For lists of three that is 10 integer operations for two scores, and 3.5 a score make the key: its two halves' order
-(shift, xor), the place for the number and the number itself, which two rows share.  sm_90 does 64 of them a clock.
+For lists of three that is 8 integer operations for two scores, for sm_90 takes the maximum of three numbers in one.
+A key takes 3.5: the number in its place, the sign spread, the order of the bits turned where it is set, and the number
+itself, which two rows share.  7.5 a score, of which an SM does 64 a clock; masked tiles compare and choose besides.
 """
 
 from __future__ import annotations
