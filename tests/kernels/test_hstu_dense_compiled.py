@@ -83,17 +83,15 @@ def faults(job, one):
     return wrong + ["atomics"] * (adds != ("atomic" in job.label and " dv" not in job.label))
 
 
-# Few tests compile all: a process that compiles takes seconds to start, and a fixture would be made anew by each
-# worker that runs tests of this file.
+# No fixture: each process that runs tests of this file would compile all of it.
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
-@pytest.mark.parametrize("kernels", [("forward", "rows"), ("columns", "atomic")], ids="-".join)
-def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernels, version):
+@pytest.mark.parametrize("kernel", ["forward", "rows", "columns", "atomic"])
+def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    jobs = [job for kernel in kernels for job in jobs_to_hold(kernel, oldest=version != "pinned")]
+    jobs = jobs_to_hold(kernel, oldest=version != "pinned")
     found = compile_with({version: tritons()[version]}, jobs)[version]
-    for kernel in kernels:
-        assert {job.capability for job in jobs if job.label.startswith(f"{kernel} ")} == {80, 90, 100}
+    assert {job.capability for job in jobs} == {80, 90, 100}
     assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
 
 
