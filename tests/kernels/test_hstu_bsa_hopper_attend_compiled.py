@@ -31,7 +31,7 @@ def job_of(name, problem):
     def meta(shape, dtype):
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    p, cut, config = problem, attend_cut(problem), BsaConfig(attend_rows=64)
+    p, cut, config = problem, attend_cut(problem), BsaConfig(attend_rows=128)
     shapes = saved_shapes(p, config) | forward_shapes(p, config) | attend_shapes(p, cut)
     q, k, v, out = (meta((p.queries, p.heads, dim), p.dtype)
                     for dim in (p.attn_dim, p.attn_dim, p.linear_dim, p.linear_dim))

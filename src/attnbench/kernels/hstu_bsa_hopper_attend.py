@@ -6,12 +6,12 @@
 
 A program stays on its SM, and its warps have jobs of their own (hstu_bsa_hopper_queue has those of one warp):
 
-    scout → gather → attend, two or three warpgroups → publish          tiles of 64 rows of a list
-    clerk → combine → publish                                           jobs of some queries, behind
+    scouts → gather → attend → publish       tiles of a list: two warpgroups of 64 rows share a block's keys and values
+    clerk  → combine → publish               jobs of some queries, behind
 
-Every row that is gathered is 16 bytes a thread, straight into the swizzled tile that products read; the tiles after
-the one that is multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.
-A partial row is one query's and one block's alone and slots are added in order: the same bits each time.
+A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
+multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
+query's and one block's alone and slots are added in order: the same bits each time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.hopper import ROWS, barriers, flat, is_rows, rows_of, sync_warps
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, notes, publish, scout, step_of
+from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, publish, scout
 from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
@@ -50,45 +51,50 @@ AT_ONCE = gl.constexpr(16)
 @gluon.jit
 @no_type_check
 def tiles_of(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
-    """A ring: rows of queries, a block's keys and values, and the barrier of all three."""
+    """A ring: rows of queries for each of two warpgroups, a block's keys and values, and the barrier of all."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], k_desc.dtype)
-    q = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, BLOCK_D], LAYOUT)
+    q = gl.allocate_shared_memory(k_desc.dtype, [2 * STAGES, ROWS, BLOCK_D], LAYOUT)
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
-    # The lanes that gather arrive, and the scout with the bytes of keys and values.
-    return q, k, v, barriers(STAGES, 33)
+    # The lanes of two warps that gather arrive, and the scout with the bytes of keys and values.
+    return q, k, v, barriers(STAGES, 65)
 
 
 @gluon.jit
 @no_type_check
-def gather(slots, tiles, q_ptr, ATTN_DIM: gl.constexpr):
-    """One warp: bring the rows of each slot's tile; they arrive at its barrier themselves, nobody here waits."""
+def gather(slots, tiles, q_ptr, WHICH: gl.constexpr, ATTN_DIM: gl.constexpr):
+    """One warp: bring the rows of one warpgroup; they arrive at the tile's barrier themselves, nobody here waits."""
+    come, _go, steps, sizes, ready, _done, _free = slots
     q, _k, _v, full = tiles
-    STAGES: gl.constexpr = q.shape[0]
+    STAGES: gl.constexpr = full.shape[0]
     COLUMNS: gl.constexpr = q.shape[2]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [1, 1], [1, 0])
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     count = 0
-    step = gl.to_tensor(0)
-    while step >= 0:
+    ends = 0
+    while ends < 2:
         slot = count % STAGES
-        mbarrier.wait(slots[4].index(slot), count // STAGES & 1)
-        step = step_of(slots, slot, 1)
+        mbarrier.wait(ready.index(slot), count // STAGES & 1)
+        step = note_of(steps, slot, 1)
         if step >= 0:
+            rows = note_of(sizes, slot, 1) - WHICH * ROWS
             for part in gl.static_range(ROWS // AT_ONCE):
-                source = slots[0].index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
-                # Rows of no entry become 0.
-                copy_rows(q.index(slot).slice(part * AT_ONCE, AT_ONCE),
-                          q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
-                          mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :])
+                if part * AT_ONCE < rows:
+                    source = come.index(slot).slice(WHICH * ROWS + part * AT_ONCE, AT_ONCE).load(
+                        gl.SliceLayout(1, LAYOUT))
+                    # Rows of no entry become 0.
+                    copy_rows(q.index(2 * slot + WHICH).slice(part * AT_ONCE, AT_ONCE),
+                              q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
+                              mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :])
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-        count += 1
+        count, ends = onward(count, ends, step)
 
 
 @gluon.jit
 @no_type_check
-def attend_tile(slot, slots, tiles, partial_ptr, half_alpha, scale, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr):
-    """One tile: its partial rows, to where its notes say."""
+def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr,
+                TANH: gl.constexpr):
+    """A warpgroup's rows of one tile: partial rows, to where its notes say."""
     q, k, v, _full = tiles
     BLOCK_SIZE: gl.constexpr = k.shape[3]
     BLOCK_V: gl.constexpr = v.shape[5]
@@ -98,8 +104,9 @@ def attend_tile(slot, slots, tiles, partial_ptr, half_alpha, scale, LINEAR_DIM: 
     # What copies and threads wrote, for the products.
     fence_async_shared()
     none = gl.zeros([ROWS, BLOCK_SIZE], gl.float32, SCORES)
-    scores = warpgroup_mma(q.index(slot), flat(k.index(slot)).permute([1, 0]), none, use_acc=False, is_async=True)
-    target = gl.multiple_of(slots[1].index(slot).load(gl.SliceLayout(1, STORES)), 8)
+    keys = flat(k.index(slot)).permute([1, 0])
+    scores = warpgroup_mma(q.index(2 * slot + WHICH), keys, none, use_acc=False, is_async=True)
+    target = gl.multiple_of(target.load(gl.SliceLayout(1, STORES)), 8)
     scores = warpgroup_mma_wait(0, [scores])
     # A listed block is complete and past: every query of its list sees all its keys.
     weights = gl.convert_layout(silu(scores, half_alpha, TANH).to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
@@ -115,21 +122,23 @@ def attend_tile(slot, slots, tiles, partial_ptr, half_alpha, scale, LINEAR_DIM: 
 
 @gluon.jit
 @no_type_check
-def attend(given, slots, tiles, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr):
-    """A warpgroup's work: the slots of its ring."""
+def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr):
+    """A warpgroup's work: its rows of each tile."""
     partial_ptr, half_alpha, scale = given
+    _come, go, steps, sizes, _ready, done, _free = slots
     full = tiles[3]
     STAGES: gl.constexpr = full.shape[0]
     count = 0
-    step = gl.to_tensor(0)
-    while step >= 0:
+    ends = 0
+    while ends < 2:
         slot = count % STAGES
         mbarrier.wait(full.index(slot), count // STAGES & 1)
-        step = step_of(slots, slot, 4)
-        if step >= 0:
-            attend_tile(slot, slots, tiles, partial_ptr, half_alpha, scale, LINEAR_DIM, TANH)
-        mbarrier.arrive(slots[5].index(slot))
-        count += 1
+        step = note_of(steps, slot, 4)
+        if (step >= 0) & (note_of(sizes, slot, 4) > WHICH * ROWS):
+            attend_rows(slot, go.index(slot).slice(WHICH * ROWS, ROWS), tiles, partial_ptr, half_alpha, scale, WHICH,
+                        LINEAR_DIM, TANH)
+        mbarrier.arrive(done.index(slot))
+        count, ends = onward(count, ends, step)
 
 
 @gluon.jit
@@ -138,7 +147,7 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
             GATES: gl.constexpr):
     """A warpgroup's work: the partial rows of each job's queries, added to what out holds."""
     partial_ptr, gates_ptr, out_ptr = given
-    come, go, _steps, _weights, ready, done, _free = jobs
+    come, go, steps, _weights, ready, done, _free = jobs
     SLOTS: gl.constexpr = counts.shape[0]
     JOB_ROWS: gl.constexpr = counts.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [4, 1], [1, 0])
@@ -150,7 +159,7 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
     while step >= 0:
         slot = count % SLOTS
         mbarrier.wait(ready.index(slot), count // SLOTS & 1)
-        step = step_of(jobs, slot, 4)
+        step = note_of(steps, slot, 4)
         if step >= 0:
             source = gl.multiple_of(come.index(slot).load(COLUMN), 8)
             row = go.index(slot).load(COLUMN)
@@ -187,30 +196,30 @@ def hstu_bsa_hopper_attend(
     """Rings and barriers, and who does what."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring)
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
-    tiles = (tiles_of(k_desc, v_desc, STAGES, BLOCK_D), tiles_of(k_desc, v_desc, STAGES, BLOCK_D))
-    slots = (notes(STAGES, ROWS), notes(STAGES, ROWS))
-    jobs = notes(JOBS, JOB_ROWS)
+    tiles = tiles_of(k_desc, v_desc, STAGES, BLOCK_D)
+    slots = notes(STAGES, 2 * ROWS, 2)
+    jobs = notes(JOBS, JOB_ROWS, 1)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
+    turns = barriers(2, 1)
     fence_async_shared()
-    finds = ((k_desc, v_desc), progress_ptr, entries_ptr, tiles_ptr, problem,
+    finds = ((k_desc, v_desc), turns, progress_ptr, entries_ptr, tiles_ptr, problem,
              (q_row, q_head, entry_rows, tile_rows, slot_rows))
     asks = (progress_ptr, problem, slot_rows)
     sums = (partial_ptr, half_alpha, scale)
     adds = (partial_ptr, gates_ptr, out_ptr)
     attended = progress_ptr + COUNTERS
     gl.warp_specialize([
-        (attend, (sums, slots[0], tiles[0], LINEAR_DIM, TANH)),
-        (attend, (sums, slots[1], tiles[1], LINEAR_DIM, TANH)),
+        (attend, (sums, slots, tiles, 0, LINEAR_DIM, TANH)),
+        (attend, (sums, slots, tiles, 1, LINEAR_DIM, TANH)),
         (combine, (adds, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)),
-        (gather, (slots[0], tiles[0], q_ptr, ATTN_DIM)),
-        (gather, (slots[1], tiles[1], q_ptr, ATTN_DIM)),
-        (scout, (finds, slots[0], tiles[0], BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
-        (scout, (finds, slots[1], tiles[1], BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
+        (gather, (slots, tiles, q_ptr, 0, ATTN_DIM)),
+        (gather, (slots, tiles, q_ptr, 1, ATTN_DIM)),
+        (scout, (finds, slots, tiles, 0, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
+        (scout, (finds, slots, tiles, 1, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
         (clerk, (asks, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, HAS_TARGETS, SHARED)),
-        (publish, (slots[0], attended, False)),
-        (publish, (slots[1], attended, False)),
-        (publish, (jobs, attended + steps, True)),
-    ], [4, 4, 1, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48, 48])
+        (publish, (slots, attended, 2, False)),
+        (publish, (jobs, attended + steps, 1, True)),
+    ], [4, 4, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48])
 
 
 def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
@@ -219,7 +228,7 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
     Nothing is allocated and nothing waits for the device.
 
     Args:
-        call: with lists in its workspace, of tiles of 64 entries, and what `attend_shapes` says.
+        call: with lists in its workspace, of tiles of LIST_ROWS entries, and what `attend_shapes` says.
         cut: of the kernel; None: `attend_cut`'s.
 
     Raises:
@@ -245,8 +254,9 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"), **call.sequences(),
         **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=cut.steps(p),
-        ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others, tile_rows=p.tile_rows(64),
-        slot_rows=p.slot_rows, **call.factors(), **call.flags(), **_constants(call, cut), num_warps=4)
+        ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others,
+        tile_rows=p.tile_rows(LIST_ROWS), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
+        **_constants(call, cut), num_warps=4)
 
 
 def _constants(call: BsaCall, cut: AttendCut) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from attnbench.kernels.hstu_bsa_hopper_cut import SHARED_BYTES
 if TYPE_CHECKING:
     from attnbench.kernels.hstu_bsa_plan import BsaProblem, Shapes
 
-ROWS = 64
-"Rows of a tile of the lists."
+ROWS = 128
+"Rows of a tile of the lists: 64 for each of two warpgroups."
 PAIRS = 32
 "Pairs of a step, at most."
 FIRST_COUNTER = 64
@@ -27,8 +27,8 @@ FIRST_COUNTER = 64
 class AttendCut:
     """How the kernel is cut."""
 
-    stages: int = 3
-    "tiles of each of the two warpgroups that attend, in flight"
+    stages: int = 4
+    "tiles in flight; even, for two warps look for them in turn"
     job_rows: int = 32
     "queries whose partial rows are added up at a time: 32 or 64"
     jobs: int = 4
@@ -60,15 +60,15 @@ class AttendCut:
         tile = 2 * (ROWS * block_d + block_size * (block_d + block_v)) + 16 * ROWS + 256
         # A warpgroup's partial rows, 64 columns at a time, turn from registers of a product to rows by way of it.
         turned = 2 * ROWS * min(block_v, 64)
-        return 2 * (self.stages * tile + turned) + self.jobs * (20 * self.job_rows + 256)
+        return self.stages * tile + 2 * turned + self.jobs * (20 * self.job_rows + 256)
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:
     """The cut for a problem, by reading compiled code: no card has run one yet."""
     block_d, block_v = _columns(problem.attn_dim), _columns(problem.linear_dim)
-    fits = [stages for stages in (2, 3, 4)
+    fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(block_d, block_v, problem.block_size) <= SHARED_BYTES]
-    return AttendCut(stages=max(fits, default=1), job_rows=32 if block_v > 64 or problem.others > 3 else 64,
+    return AttendCut(stages=max(fits, default=2), job_rows=32 if block_v > 64 or problem.others > 3 else 64,
                      silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
 
 
@@ -99,7 +99,8 @@ def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, 
         (p.others < 1, "has nothing to do for one block a query; at least 2"),
         (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
         (cut.job_rows not in (32, 64), f"adds up 32 or 64 queries at a time, not {cut.job_rows}"),
-        (min(cut.stages, cut.jobs, cut.programs) < 1, "has no stage, job or program; at least 1"),
+        (cut.stages < 2 or cut.stages % 2 == 1, f"has {cut.stages} tiles in flight; 2, 4 or another even number"),
+        (min(cut.jobs, cut.programs) < 1, "has no job or program; at least 1"),
         (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
     ):
         if wrong:

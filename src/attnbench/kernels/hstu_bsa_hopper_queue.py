@@ -21,7 +21,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnbench.kernels.hopper import ROWS, barriers, load_tile, place_of, sync_warps
+from attnbench.kernels.hopper import barriers, load_tile, pass_turn, place_of, sync_warps, wait_turn
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS
 from attnbench.kernels.hstu_bsa_hopper_walk import (
     COUNTERS,
     DONE,
@@ -36,30 +37,43 @@ from attnbench.kernels.hstu_bsa_hopper_walk import (
 )
 from attnbench.kernels.hstu_bsa_tiles import standing
 
+TILE_ROWS = gl.constexpr(ROWS)
+"Rows of a tile of the lists."
+
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 "Lists in shared memory."
 
 
 @gluon.jit
 @no_type_check
-def notes(SLOTS: gl.constexpr, ROWS_OF_SLOT: gl.constexpr):
-    """What goes with a slot: where its rows come from and go to, step and weight; and its three barriers.
+def notes(SLOTS: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr):
+    """What goes with a slot: where its rows come from and go to, its step, rows or weight; and its three barriers.
 
-    ready is arrived at by who hands over, done by those who compute, free by who publishes.
+    ready is arrived at by who hands over, done by the GROUPS who compute, free by who publishes.
     """
-    come = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS_OF_SLOT], PLAIN)
-    go = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS_OF_SLOT], PLAIN)
+    come = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
+    go = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
     weights = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
-    return come, go, steps, weights, barriers(SLOTS, 1), barriers(SLOTS, 1), barriers(SLOTS, 1)
+    return come, go, steps, weights, barriers(SLOTS, 1), barriers(SLOTS, GROUPS), barriers(SLOTS, 1)
 
 
 @gluon.jit
 @no_type_check
-def step_of(slots, slot, WARPS: gl.constexpr):
-    """The step that a slot's notes name; -1: nothing comes any more."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return gl.max(slots[2].index(slot).load(LAYOUT), 0)
+def note_of(notes, slot, WARPS: gl.constexpr):
+    """One number of a slot, `step` or another; a step of -1 says that nothing comes any more."""
+    return gl.max(notes.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+@no_type_check
+def onward(count, ends, step):
+    """After a slot of this step: the next one's number, and how many of those who hand over have ended.
+
+    Two scouts hand over in turn; when one has ended, only the other's slots come.
+    """
+    ended = gl.where(step < 0, 1, 0)
+    return count + gl.where(ends > ended, 2, 1), ends + ended
 
 
 @gluon.jit
@@ -67,7 +81,7 @@ def step_of(slots, slot, WARPS: gl.constexpr):
 def hand_over(slots, tiles, count, tile, entry, descs, q_row, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr):
     """Give a tile's rows, keys and values to those who gather and attend, when there is room."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    come, go, steps, _weights, ready, _done, free = slots
+    come, go, steps, sizes, ready, _done, free = slots
     _q, k, v, full = tiles
     k_desc, v_desc = descs
     step, head, key, many, source, target = tile
@@ -75,10 +89,11 @@ def hand_over(slots, tiles, count, tile, entry, descs, q_row, OTHERS: gl.constex
     BYTES: gl.constexpr = (k.numel + v.numel) // STAGES * k.dtype.primitive_bitwidth // 8
     slot = count % STAGES
     mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
-    mine = gl.arange(0, ROWS, entry.type.layout) < many
+    mine = gl.arange(0, entry.shape[0], entry.type.layout) < many
     come.index(slot).store(gl.where(mine, source + (entry // OTHERS).to(gl.int64) * q_row, -1))
     go.index(slot).store(gl.where(mine, target + entry.to(gl.int64) * LINEAR_DIM, -1))
     steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + step)
+    sizes.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + many)
     sync_warps()
     mbarrier.expect(full.index(slot), BYTES)
     # To the descriptor the sequence ends with the block.
@@ -115,7 +130,7 @@ def record_of(at, lane, inside, sizes, group, OTHERS: gl.constexpr, LINEAR_DIM: 
     of_list = head.to(gl.int64) * (0 if SHARED else 1)
     source = query * q_row + head.to(gl.int64) * q_head
     target = (place * group + lane).to(gl.int64) * slot_rows * LINEAR_DIM
-    where = of_list * tile_rows + query * OTHERS // ROWS + key // BLOCK_SIZE + inside
+    where = of_list * tile_rows + query * OTHERS // TILE_ROWS + key // BLOCK_SIZE + inside
     return (step, head, key, source, target, of_list * entry_rows + query * OTHERS), where * 3
 
 
@@ -132,16 +147,29 @@ def wait_place(finished, checked, last):
 
 @gluon.jit
 @no_type_check
-def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
-          HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
-    """One warp: beside the tile that it hands over, one's entries load, one's record, and one's number comes."""
+def draw_in_turn(counter_ptr, turns, turn, WHICH: gl.constexpr):
+    """The next number, of two scouts in turn: who takes the earlier slot has the lower number.
+
+    Else a tile could wait in a slot behind one that waits for it.
+    """
+    wait_turn(turns, turn, WHICH)
+    number = drawn(draw(counter_ptr))
+    pass_turn(turns, WHICH)
+    return number
+
+
+@gluon.jit
+@no_type_check
+def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr,
+          LINEAR_DIM: gl.constexpr, HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
+    """One warp, every other slot: beside the tile that it hands over, one's entries load and one's record."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    ENTRIES: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    descs, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
+    ENTRIES: gl.constexpr = gl.BlockedLayout([TILE_ROWS // 32], [32], [1], [0])
+    descs, turns, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
     group, steps, ring = problem[6], problem[7], problem[8]
-    rows = gl.arange(0, ROWS, ENTRIES)
+    rows = gl.arange(0, TILE_ROWS, ENTRIES)
     lanes = gl.arange(0, LANES, LINE)
-    number = draw(progress_ptr)
+    number = draw_in_turn(progress_ptr, turns, 0, WHICH)
     at = begin(problem, 0, False, HAS_CACHE, SHARED)
     # A tile's step is -1 where there is none yet, and `steps` behind the last.
     none = gl.to_tensor(0)
@@ -150,24 +178,26 @@ def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
     # As scalars its three numbers would be awaited where they are loaded.
     loaded = gl.zeros([LANES], gl.int32, LINE)
     tile = (none - 1, none, none, none, far, far)
-    entry = gl.zeros([ROWS], gl.int32, ENTRIES)
-    count = 0
+    entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
+    count = gl.to_tensor(WHICH)
+    turn = 0
     checked = none
     while tile[0] < steps:
-        next_number = draw(progress_ptr)
+        turn += 1
+        next_number = draw_in_turn(progress_ptr, turns, turn, WHICH)
         # Entries of the tile whose record has come.
         step, head, start, source, target, listed = record
         many = of_lane(loaded, 2)
         next_tile = (step, head, start + of_lane(loaded, 1) * BLOCK_SIZE, many, source, target)
         next_entry = gl.load(entries_ptr + (listed + of_lane(loaded, 0)) + rows, mask=rows < many, other=0)
         # The record of the tile whose number has come.
-        at, lane, inside = seek(drawn(number), at, problem, 0, False, HAS_CACHE, SHARED)
+        at, lane, inside = seek(number, at, problem, 0, False, HAS_CACHE, SHARED)
         record, where = record_of(at, lane, inside, sizes, group, OTHERS, LINEAR_DIM, BLOCK_SIZE, SHARED)
         loaded = gl.load(tiles_ptr + where + lanes, mask=(lanes < 3) & (record[0] < steps), other=0)
         if tile[0] >= 0:
             checked = wait_place(progress_ptr + COUNTERS + steps, checked, tile[0] - ring)
             hand_over(slots, tiles, count, tile, entry, descs, sizes[0], OTHERS, LINEAR_DIM)
-            count += 1
+            count += 2
         tile = next_tile
         entry = next_entry
         number = next_number
@@ -239,21 +269,20 @@ def clerk(given, jobs, counts, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
 
 @gluon.jit
 @no_type_check
-def publish(slots, counters, WEIGHED: gl.constexpr):
+def publish(slots, counters, ENDS: gl.constexpr, WEIGHED: gl.constexpr):
     """One warp: free a slot that is done, and count it for other programs, after all that was written for it."""
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     _come, _go, steps, weights, _ready, done, free = slots
     STAGES: gl.constexpr = steps.shape[0]
     count = 0
-    step = gl.to_tensor(0)
-    while step >= 0:
+    ends = 0
+    while ends < ENDS:
         slot = count % STAGES
         mbarrier.wait(done.index(slot), count // STAGES & 1)
-        step = step_of(slots, slot, 1)
+        step = note_of(steps, slot, 1)
         weight = gl.to_tensor(1)
         if WEIGHED:
-            weight = gl.max(weights.index(slot).load(LINE), 0)
+            weight = note_of(weights, slot, 1)
         mbarrier.arrive(free.index(slot))
         if step >= 0:
             gl.atomic_add(counters + step, weight, sem="release")
-        count += 1
+        count, ends = onward(count, ends, step)
