@@ -2,7 +2,8 @@
 
 Triton decides where a function is decorated whether it will be interpreted, its own library's functions
 included, and another test has imported that library by now.  So `interpreted` exchanges the library's
-compiled functions for interpreted ones, imports the kernels anew, and puts everything back.
+compiled functions for interpreted ones, imports the kernels anew, and puts everything back: what Triton 3.9 leaves of
+the interpreter in its language too, wherever an interpreted function calls another, or nothing compiles afterwards.
 """
 
 from __future__ import annotations
@@ -12,8 +13,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+
+@contextmanager
+def _as_it_was(*things: Any) -> Iterator[None]:
+    """Modules and classes have the same attributes afterwards."""
+    before = [dict(vars(thing)) for thing in things]
+    try:
+        yield
+    finally:
+        for thing, attributes in zip(things, before, strict=True):
+            for name in vars(thing).keys() - attributes.keys():
+                delattr(thing, name)
+            for name, value in attributes.items():
+                if vars(thing).get(name) is not value:
+                    setattr(thing, name, value)
 
 
 @contextmanager
@@ -29,7 +46,8 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
 
     import attnbench.kernels as room
 
-    with pytest.MonkeyPatch.context() as patch:
+    with _as_it_was(tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base), \
+            pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
