@@ -150,6 +150,7 @@ CASES = {
     "two-blocks": ({"lengths": [150], "counts": 2, "gates": 3}, replace(CUT, jobs=1)),
     "eight-blocks": ({"lengths": [200, 17], "counts": 8, "heads": 1}, replace(CUT, stages=4)),
     "four-blocks": ({"lengths": [130, 64], "counts": 4, "gates": 3, "dims": (64, 64), "block_size": 32}, CUT),
+    "short-jobs": ({"lengths": [70], "counts": 6, "gates": 2}, replace(CUT, job_rows=16)),
     "long-jobs": ({"lengths": [130, 70], "counts": 4, "gates": 2}, replace(CUT, job_rows=64)),
     "many-pairs-a-step": ({"lengths": [40, 20, 0, 90, 16, 33, 17, 50, 1]}, replace(CUT, step_mib=0.005)),
     "all-pairs-in-a-step": ({"lengths": [40, 20, 0, 90]}, replace(CUT, step_mib=1)),
@@ -250,7 +251,7 @@ def test_steps_have_several_short_pairs_and_the_ring_three_places():
     ({"linear_dim": 20}, {}, "rows of 20 dims"),
     ({"block_counts": 1}, {}, "at least 2"),
     ({"block_size": 128}, {}, "not of 128; 16, 32 or 64"),
-    ({}, {"job_rows": 16}, "not 16"),
+    ({}, {"job_rows": 48}, "not 48"),
     ({}, {"jobs": 0}, "at least 1"),
     ({}, {"stages": 3}, "has 3 tiles in flight"),
     ({}, {"stages": 6}, "shared memory; at most 226")])

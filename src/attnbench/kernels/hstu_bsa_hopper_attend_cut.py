@@ -30,7 +30,7 @@ class AttendCut:
     stages: int = 4
     "tiles in flight; even, for two warps look for them in turn"
     job_rows: int = 32
-    "queries whose partial rows are added up at a time: 32 or 64"
+    "queries whose partial rows are added up at a time: 16, 32 or 64; a thread loads all of it at once"
     jobs: int = 4
     "of them handed over ahead, and one that is worked on"
     step_mib: float = 6.0
@@ -58,9 +58,9 @@ class AttendCut:
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
         """Shared memory for tiles of so many columns of 16-bit numbers, and for what goes with them."""
         tile = 2 * (ROWS * block_d + block_size * (block_d + block_v)) + 16 * ROWS + 256
-        # A warpgroup's partial rows, 64 columns at a time, turn from registers of a product to rows by way of it.
+        # Partial rows, 64 columns at a time, turn from registers of a product to rows by way of it.
         turned = 2 * ROWS * min(block_v, 64)
-        return self.stages * tile + 2 * turned + self.jobs * (20 * self.job_rows + 256)
+        return self.stages * tile + turned + self.jobs * (20 * self.job_rows + 256)
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:
@@ -68,7 +68,7 @@ def attend_cut(problem: BsaProblem) -> AttendCut:
     block_d, block_v = _columns(problem.attn_dim), _columns(problem.linear_dim)
     fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(block_d, block_v, problem.block_size) <= SHARED_BYTES]
-    return AttendCut(stages=max(fits, default=2), job_rows=32 if block_v > 64 or problem.others > 3 else 64,
+    return AttendCut(stages=max(fits, default=2), job_rows=(32 if block_v > 64 else 64) // (1 if problem.others <= 3 else 2),
                      silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
 
 
@@ -98,7 +98,7 @@ def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, 
         (bool(odd), f"copies 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
         (p.others < 1, "has nothing to do for one block a query; at least 2"),
         (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
-        (cut.job_rows not in (32, 64), f"adds up 32 or 64 queries at a time, not {cut.job_rows}"),
+        (cut.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {cut.job_rows}"),
         (cut.stages < 2 or cut.stages % 2 == 1, f"has {cut.stages} tiles in flight; 2, 4 or another even number"),
         (min(cut.jobs, cut.programs) < 1, "has no job or program; at least 1"),
         (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),

@@ -221,7 +221,7 @@ def hand_job(jobs, counts, count, job, pairs, problem, slot_rows, OTHERS: gl.con
     seen = keys
     if HAS_TARGETS:
         seen = keys - of_lane(targets, lane)
-    row = inside * JOB_ROWS + gl.arange(0, JOB_ROWS, gl.BlockedLayout([JOB_ROWS // 32], [32], [1], [0]))
+    row = inside * JOB_ROWS + gl.arange(0, JOB_ROWS, gl.BlockedLayout([(JOB_ROWS + 31) // 32], [32], [1], [0]))
     mine = row < queries
     _position, _stand, local = standing(row, keys - queries, seen, BLOCK_SIZE)
     first = (place * problem[6] + lane).to(gl.int64) * slot_rows
