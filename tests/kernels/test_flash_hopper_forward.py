@@ -43,6 +43,7 @@ CASES = {
     "fourth-group": ({"seqlen": 321, "causal": True}, FOUR),
     "fourth-group-window": ({"seqlen": 200, "seqlen_k": 260, "window": (70, 9)}, "m256n64w16s3-tma-ws"),
     "wide": ({"seqlen": 300, "headdim": 128}, "m128n128w8s2-tma-pp"),
+    "16-keys": ({"seqlen": 70, "seqlen_k": 40, "headdim": 256, "causal": True}, "m128n16w8s2-tma-pp"),
     "256-dims": ({"seqlen": 70, "headdim": 256, "causal": True}, TWO),
     "more-keys": ({"seqlen": 40, "seqlen_k": 175, "causal": True}, TWO),
     "more-queries": ({"seqlen": 175, "seqlen_k": 40, "causal": True}, TWO),

@@ -130,7 +130,8 @@ def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
 @no_type_check
 def max_of(scores):
     """Maximum of each row, of four elements a thread holds at a time: of all at once each would wait for the last."""
-    fours = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // 32, 4, 8]), 2)
+    FOUR: gl.constexpr = 4 if scores.shape[1] >= 32 else scores.shape[1] // 8
+    fours = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // (8 * FOUR), FOUR, 8]), 2)
     return gl.max(gl.max(fours, 1), 1)
 
 
