@@ -13,8 +13,12 @@ from attnbench.kernels import hstu_bsa_hopper_attend
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault, attend_shapes
 from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
+from attnbench.workloads.hstu.inputs import make_inputs
 
 from .hopper_machine import machine_runs
+from .interpreter import interpreted
 
 ROWS = 128
 CUT = AttendCut(stages=2, jobs=2, step_mib=0, ring_mib=0, silu="exp")
@@ -272,3 +276,29 @@ def test_a_refusal_is_one_line():
     odd = torch.zeros(70, 2, 20, dtype=torch.bfloat16)[:, :, :16]
     with pytest.raises(ValueError, match=r"^attend_hopper: k\.stride=\(40, 20, 1\) is no multiple of 16 bytes"):
         ran(replace(call, k=odd), CUT)
+
+
+def test_behind_the_portable_means_selection_and_lists_it_is_the_oracles():
+    case = WORKLOAD.case({
+        "batch": 3, "seqlen": 90, "lengths": "90:17:66", "num_targets": "3:0:20", "nheads": 2, "attn_dim": 24,
+        "linear_dim": 16, "dtype": "fp16", "mode": "fwd", "block_size": 16, "block_counts": 3, "local_window": 9})
+    inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
+    with interpreted("attnbench.kernels.hstu_bsa", "attnbench.kernels.hstu_bsa_forward") as (bsa, forward):
+        tensors = bsa.BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
+                                 offsets_q=None, num_targets=inputs.num_targets)
+        problem = bsa.problem_of(
+            tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=16, block_counts=3,
+            alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, local_window=9, selection=case.selection, pairs=False)
+        config = replace(bsa.default_config(problem, (0, 0)), attend_rows=ROWS, pool_rows=8)
+        workspace = bsa.forward_workspace(problem, config, torch.device("cpu"))
+        workspace |= allocate(attend_shapes(problem, CUT), torch.device("cpu"))
+        out = torch.full((problem.queries, 2, 16), torch.nan, dtype=torch.float16)
+        blocks = torch.full((problem.queries, 2, 3), -9, dtype=torch.int32)
+        call = tensors.call(problem, config, out, blocks, workspace)
+        for phase in (forward.pool, forward.select, forward.lists):
+            phase(call)
+    found = ran(call, CUT).double()
+    truth, plain = (oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=Draw(), blocks=blocks)["out"].double()
+                    for dtype in (torch.float64, torch.float16))
+    step = torch.finfo(torch.float16).eps * truth.abs().max()
+    assert (found - truth).abs().max() <= 2 * (plain - truth).abs().max() + step

@@ -93,7 +93,7 @@ def gather(slots, tiles, q_ptr, WHICH: gl.constexpr, ATTN_DIM: gl.constexpr):
 @gluon.jit
 @no_type_check
 def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr,
-                TANH: gl.constexpr):
+                TANH: gl.constexpr, KEEP: gl.constexpr):
     """A warpgroup's rows of one tile: partial rows, to where its notes say."""
     q, k, v, _full = tiles
     BLOCK_SIZE: gl.constexpr = k.shape[3]
@@ -117,12 +117,14 @@ def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.c
     rows = gl.convert_layout((sums * scale).to(q.dtype), STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
     gl.store(partial_ptr + target[:, None] + columns[None, :], rows,
-             mask=(target >= 0)[:, None] & (columns < LINEAR_DIM)[None, :])
+             mask=(target >= 0)[:, None] & (columns < LINEAR_DIM)[None, :],
+             eviction_policy="evict_last" if KEEP else "")
 
 
 @gluon.jit
 @no_type_check
-def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr):
+def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr,
+           KEEP: gl.constexpr):
     """A warpgroup's work: its rows of each tile."""
     partial_ptr, half_alpha, scale = given
     _come, go, steps, sizes, _ready, done, _free = slots
@@ -136,7 +138,7 @@ def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, T
         step = note_of(steps, slot, 4)
         if (step >= 0) & (note_of(sizes, slot, 4) > WHICH * ROWS):
             attend_rows(slot, go.index(slot).slice(WHICH * ROWS, ROWS), tiles, partial_ptr, half_alpha, scale, WHICH,
-                        LINEAR_DIM, TANH)
+                        LINEAR_DIM, TANH, KEEP)
         mbarrier.arrive(done.index(slot))
         count, ends = onward(count, ends, step)
 
@@ -165,9 +167,10 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
             row = go.index(slot).load(COLUMN)
             chosen = counts.index(slot).load(COLUMN)
             gate = gate_of(gates_ptr, row, 1, 0, chosen > 0, 1, GATES)
-            # A query without partial rows keeps what it has.
+            # A query without partial rows keeps what it has.  Nobody here reads it again: the L2 is for the others.
             places = out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
-            before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0)
+            before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0,
+                             eviction_policy="evict_first")
             # Else the assembler puts the last of these loads behind the first sums, which wait.
             sync_warps()
             total = gl.zeros([JOB_ROWS, BLOCK_V], gl.float32, LAYOUT)
@@ -177,7 +180,8 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
                                mask=(chosen > index)[:, None] & inside, other=0.0, cache_modifier=".cg")
                 total += part.to(gl.float32)
             total = total * gate[:, None] + before.to(gl.float32)
-            gl.store(places, total.to(before.dtype), mask=(chosen > 0)[:, None] & inside)
+            gl.store(places, total.to(before.dtype), mask=(chosen > 0)[:, None] & inside,
+                     eviction_policy="evict_first")
         mbarrier.arrive(done.index(slot))
         count += 1
 
@@ -190,8 +194,8 @@ def hstu_bsa_hopper_attend(
     tile_rows, slot_rows, half_alpha, scale,
     ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     OTHERS: gl.constexpr, GATES: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
-    SHARED: gl.constexpr, TANH: gl.constexpr, STAGES: gl.constexpr, JOB_ROWS: gl.constexpr, JOBS: gl.constexpr,
-    REGISTERS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
+    SHARED: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr, JOB_ROWS: gl.constexpr,
+    JOBS: gl.constexpr, REGISTERS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring)
@@ -209,8 +213,8 @@ def hstu_bsa_hopper_attend(
     adds = (partial_ptr, gates_ptr, out_ptr)
     attended = progress_ptr + COUNTERS
     gl.warp_specialize([
-        (attend, (sums, slots, tiles, 0, LINEAR_DIM, TANH)),
-        (attend, (sums, slots, tiles, 1, LINEAR_DIM, TANH)),
+        (attend, (sums, slots, tiles, 0, LINEAR_DIM, TANH, KEEP)),
+        (attend, (sums, slots, tiles, 1, LINEAR_DIM, TANH, KEEP)),
         (combine, (adds, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)),
         (gather, (slots, tiles, q_ptr, 0, ATTN_DIM)),
         (gather, (slots, tiles, q_ptr, 1, ATTN_DIM)),
@@ -262,5 +266,5 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
 def _constants(call: BsaCall, cut: AttendCut) -> dict[str, Any]:
     p = call.problem
     return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": call.dims()["BLOCK_D"], "OTHERS": p.others,
-            "GATES": p.gates, "SHARED": p.shared, "TANH": cut.silu == "tanh", "STAGES": cut.stages,
-            "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "REGISTERS": 128, "SUM_REGISTERS": 112}
+            "GATES": p.gates, "SHARED": p.shared, "TANH": cut.silu == "tanh", "KEEP": cut.keep,
+            "STAGES": cut.stages, "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "REGISTERS": 128, "SUM_REGISTERS": 112}

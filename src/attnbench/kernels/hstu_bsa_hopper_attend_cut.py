@@ -37,6 +37,8 @@ class AttendCut:
     "partial rows of a step, pairs that follow one another, but one pair at least"
     ring_mib: float = 32.0
     "partial rows that have places, but of three steps at least: fewer stay in the L2, more let nobody wait"
+    keep: bool = False
+    "partial rows are the last that the L2 gives up, after the call too"
     programs: int = 1
     "an SM"
     silu: str = "tanh"
@@ -68,7 +70,8 @@ def attend_cut(problem: BsaProblem) -> AttendCut:
     block_d, block_v = _columns(problem.attn_dim), _columns(problem.linear_dim)
     fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(block_d, block_v, problem.block_size) <= SHARED_BYTES]
-    return AttendCut(stages=max(fits, default=2), job_rows=(32 if block_v > 64 else 64) // (1 if problem.others <= 3 else 2),
+    rows = 32 if block_v > 64 else 64
+    return AttendCut(stages=max(fits, default=2), job_rows=rows if problem.others <= 3 else rows // 2,
                      silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
 
 
