@@ -24,29 +24,30 @@ from .hopper_machine import machine_runs
 SMALL = {"blocks": 32, "stages": 2}
 CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 1, "stages": 1},
         "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
+        "tallest": SMALL | {"rows": 128},
         "wide": SMALL | {"blocks": 64}, "widest": SMALL | {"blocks": 128, "groups": 2}}
 CASES = {
-    "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "three", "wide"),
+    "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "tallest", "wide"),
     "one-of-each-length": ({"batch": 6, "lengths": "0:1:31:33:32:200"}, "two", "three"),
     "no-whole-block": ({"batch": 3, "seqlen": 31, "lengths": "31:0:7", "block_counts": 1}, "two", "alone"),
     "one-block-and-no-more": ({"seqlen": 64, "lengths": "32:64", "block_counts": 2}, "tall", "three"),
-    "several-jobs": ({"batch": 3, "lengths": "300:140:260", "nheads": 2}, "few", "alone"),
-    "gates-of-three": ({"local_window": 70, "lengths": "300:90"}, "two", "wide"),
+    "several-jobs": ({"batch": 3, "lengths": "300:140:260", "nheads": 2}, "few", "tall"),
+    "gates-of-three": ({"local_window": 70, "lengths": "300:90"}, "tall", "wide"),
     "no-gates": ({"gates": False, "lengths": "300:65"}, "three", "tall"),
     "window-without-gates": ({"gates": False, "local_window": 1, "lengths": "200:65"}, "few", "three"),
     "window-of-everything": ({"local_window": 400, "lengths": "290:65"}, "two", "widest"),
     "cached": ({"batch": 3, "lengths": "300:6:141", "delta_q": 5}, "two", "three"),
-    "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, "three", "few"),
+    "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, "tallest", "few"),
     "local-alone": ({"block_counts": 1}, "two", "wide"),
     "one-other": ({"block_counts": 2}, "three", "two"),
-    "many-others": ({"block_counts": 8, "seqlen": 500, "lengths": "500:300", "block_size": 16}, "two", "wide"),
-    "blocks-of-64": ({"block_size": 64, "seqlen": 420, "lengths": "420:129"}, "three", "wide"),
+    "many-others": ({"block_counts": 8, "seqlen": 500, "lengths": "500:300", "block_size": 16}, "tall", "wide"),
+    "blocks-of-64": ({"block_size": 64, "seqlen": 420, "lengths": "420:129"}, "tall", "wide"),
     "blocks-of-128": ({"block_size": 128, "seqlen": 700, "batch": 1}, "two", "tall"),
     "odd-dims": ({"attn_dim": 24, "linear_dim": 40, "lengths": "300:100"}, "three", "two"),
     "narrow-values": ({"attn_dim": 64, "linear_dim": 16, "lengths": "200:100"}, "tall", "wide"),
     "factors": ({"alpha": 1.3, "scaling_seqlen": 7, "lengths": "200:100"}, "two", "wide"),
     "bar-128": ({"attn_dim": 128, "linear_dim": 128, "batch": 1, "seqlen": 420}, "three", "wide"),
-    "bar-64": ({"attn_dim": 64, "linear_dim": 64, "batch": 1, "seqlen": 420}, "three", "wide"),
+    "bar-64": ({"attn_dim": 64, "linear_dim": 64, "batch": 1, "seqlen": 420}, "tallest", "wide"),
 }
 
 
@@ -138,7 +139,7 @@ def test_ranked_by_score_and_not_by_its_silu():
     assert run(case, inputs, SMALL)[1][100, 0].tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("cut", ["three", "few"])
+@pytest.mark.parametrize("cut", ["three", "few", "tallest"])
 def test_the_same_bits_in_whatever_order_its_parts_run(cut):
     case = case_of(lengths="300:170", local_window=40)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
@@ -198,6 +199,7 @@ FAULTS = [
     ({}, {"blocks": 16}, "tiles of 16 means"),
     ({}, {"stages": 0}, "no stage"),
     ({}, {"stages": 5}, "shared memory; at most 226"),
+    ({}, {"rows": 128}, "no registers for 128x64 tiles and 128 dims"),
 ]
 
 

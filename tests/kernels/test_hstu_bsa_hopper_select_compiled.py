@@ -64,7 +64,8 @@ def faults(one, call):
         sass = loop["sass"]
         wrong += [f"loop {place}: spills"] * bool({"LDL", "STL"} & {*sass})
         wrong += [f"loop {place}: moves between threads"] * bool({"SHFL", "STS", "LDS"} & {*sass})
-        wrong += [f"loop {place}: waits that are not the two"] * (sass["WARPGROUP.DEPBAR"] != 2)
+        # Of each stripe one for its scores and one for its sum.
+        wrong += [f"loop {place}: {sass['WARPGROUP.DEPBAR']} waits"] * (sass["WARPGROUP.DEPBAR"] != cut.rows // 32)
         wrong += [f"loop {place}: {sass['MUFU']} tanh of {scores}"] * (sass["MUFU"] != scores)
         # To rank a score takes 7.5 operations, without the mask.
         beside = loop["beside"]["all"]

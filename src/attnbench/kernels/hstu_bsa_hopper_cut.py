@@ -14,6 +14,9 @@ SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
 REGISTERS = {2: 240, 3: 160}
 "Of each thread of so many warpgroups beside the loader."
+HELD = {2: 176, 3: 112}
+"""Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
+wait for one another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +26,7 @@ class SelectCut:
     groups: int = 3
     "warpgroups of a program: 2 or 3"
     rows: int = 64
-    "queries of a warpgroup: 64 or 128"
+    "queries of a warpgroup: 64, or two stripes of as many, which share the tiles it waits for"
     blocks: int = 64
     "means, or keys nearby, of a tile: 32, 64 or 128"
     stages: int = 4
@@ -35,6 +38,10 @@ class SelectCut:
         """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
         outs = block_v if block_v != block_d else 0
         return 2 * (self.groups * self.rows * (2 * block_d + outs) + self.stages * self.blocks * (block_d + block_v))
+
+    def held(self, block_v: int) -> int:
+        """Registers of a thread for the sums, scores and weights of such values."""
+        return self.rows * (2 * block_v + 3 * self.blocks) // 256
 
     def programs(self, jobs: int, count: int) -> int:
         """Programs for so many jobs on a card of `count` SMs."""
@@ -65,6 +72,8 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
         (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
         (cut.stages < 1, "has no stage; at least 1"),
+        (cut.held(_columns(p.linear_dim)) > HELD.get(cut.groups, 0),
+         f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
         (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
     ):
         if wrong:
@@ -76,12 +85,13 @@ def select_cut(problem: BsaProblem) -> SelectCut:
     """The cut for a problem, chosen by reading compiled code; no card has run one yet.
 
     Of 128 dims the product of queries and means reads as much shared memory as it can: with tiles of 32 means the
-    queries would be read twice as often.  Of 64 dims integer operations are the most, and narrow tiles waste fewer.
-    Long lists leave wide tiles no registers.
+    queries would be read twice as often.  Of 64 dims instructions are the most: narrow tiles waste fewer, and two
+    stripes share what a job and a tile take, where sequences are long enough.  Long lists leave wide tiles no
+    registers.
     """
     if max(problem.attn_dim, problem.linear_dim) > 64:
         return SelectCut() if problem.others <= 4 else SelectCut(blocks=32, stages=8)
-    return SelectCut(blocks=32, stages=16)
+    return SelectCut(blocks=32, stages=8, rows=128 if problem.max_seqlen_q >= 4096 and problem.others <= 4 else 64)
 
 
 def _columns(dim: int) -> int:

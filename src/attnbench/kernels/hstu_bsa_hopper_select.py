@@ -6,14 +6,14 @@
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
 The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
-A job is 64 rows a warpgroup of one head; its tiles are the means of the blocks that its last row sees, then the keys
-nearby, all through the same ring:
+A job is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks that
+its last row sees, then the keys nearby, through one ring:
 
     loader        rows of queries a job ahead, and tiles as soon as their places are free
     warpgroup     scores, SiLU, the product with the values; beside this the scores are ranked (hstu_bsa_hopper_topk)
 
 A warpgroup passes over tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
-products of the others.  The program's next jobs are those of other heads and other tiles, long ones and short ones.
+products of the others.  A program's next jobs are those of other heads and other tiles, long ones and short ones.
 """
 
 from __future__ import annotations
@@ -23,40 +23,26 @@ from typing import TYPE_CHECKING, Any, no_type_check
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from attnbench.kernels.hopper import (
+    ROWS,
     fill,
-    flat,
     give_back,
     is_rows,
     load_tile,
     place_of,
     ring_of,
     rows_of,
-    store_tile,
-    sync_warps,
     take,
     wait_tile,
 )
 from attnbench.kernels.hstu_bsa_hopper_cut import REGISTERS, SelectCut, select_cut, select_fault
-from attnbench.kernels.hstu_bsa_hopper_topk import (
-    NOTHING,
-    columns_of,
-    empty_lists,
-    fold_keys,
-    keys_of,
-    merge_owners,
-    store_blocks,
-)
-from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, near_begin, near_masks, near_weights, standing
+from attnbench.kernels.hstu_bsa_hopper_stripes import coarse_tile, near_tile, store_stripe
+from attnbench.kernels.hstu_bsa_hopper_topk import empty_lists
+from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, near_begin, standing
 from attnbench.kernels.hstu_dense_problem import processors
-from attnbench.kernels.hstu_dense_tiles import sequence, silu
+from attnbench.kernels.hstu_dense_tiles import sequence
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu_bsa_forward import BsaCall
@@ -103,8 +89,8 @@ def fill_both(ring, values, count, k_desc, v_desc, start, rows, first, head):
 
 @gluon.jit
 @no_type_check
-def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, ROWS: gl.constexpr,
-         BLOCKS: gl.constexpr, GROUPS: gl.constexpr):
+def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCKS: gl.constexpr,
+         STRIPES: gl.constexpr):
     """The loader's work."""
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem = given
     q_rings, ring, values = rings
@@ -112,13 +98,13 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
     turn = 0
     for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
         head, key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE,
-                                                                               ROWS * GROUPS)
+                                                                               ROWS * STRIPES)
         if start < queries:
-            for which in gl.static_range(GROUPS):
+            for which in gl.static_range(STRIPES):
                 fill(q_rings[which], turn, q_desc, query_start, queries, start + which * ROWS, head)
             turn += 1
             first = first_query + start
-            last = gl.minimum(first + ROWS * GROUPS, keys) - 1
+            last = gl.minimum(first + ROWS * STRIPES, keys) - 1
             _whole, end, near, behind = tiles_of(first, last, keys, WINDOW, BLOCK_SIZE, BLOCKS)
             # What no row of the job sees is not fetched: it is past the end.
             visible = complete_seen(last, keys, BLOCK_SIZE)
@@ -129,78 +115,6 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
             for tile in range(near, behind):
                 fill_both(ring, values, count, k_desc, v_desc, key_start, last + 1, tile * BLOCKS, head)
                 count += 1
-
-
-@gluon.jit
-@no_type_check
-def scores_of(q, ring, count, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Scores [ROWS, BLOCKS] of the count-th tile."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
-    none = gl.zeros([ROWS, BLOCKS], gl.float32, SCORES)
-    k = take(ring, count)
-    scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, [scores])
-
-
-@gluon.jit
-@no_type_check
-def add_values(acc, weights, rings, count, dtype: gl.constexpr):
-    """Issue the product of the weights with the values of the count-th tile."""
-    _q_rings, ring, values = rings
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    rounded = gl.convert_layout(weights.to(dtype), WEIGHTS)
-    # The tile is there; what is written behind a wait for it, to run beside the product, stays behind.
-    wait_tile(ring, count)
-    return warpgroup_mma(rounded, flat(values.index(count % values.shape[0])), acc, is_async=True)
-
-
-@gluon.jit
-@no_type_check
-def end_values(acc, ring, count):
-    """Wait for that product, after all that stands before this, and give back the tile."""
-    # And what is written before one stays before it.
-    wait_tile(ring, count)
-    acc = warpgroup_mma_wait(0, [acc])
-    give_back(ring, count)
-    return acc
-
-
-@gluon.jit
-@no_type_check
-def coarse_tile(acc, best, q, rings, count, start, visible, local, half_alpha, ROWS: gl.constexpr,
-                BLOCKS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, MASKED: gl.constexpr):
-    """Weigh and rank the blocks from `start` on, the count-th tile."""
-    _q_rings, ring, _values = rings
-    scores = scores_of(q, ring, count, ROWS, BLOCKS)
-    own, place = columns_of(scores)
-    seen = scores
-    if MASKED:
-        seen = gl.where(place < visible[:, None] - start - own, scores, 0.0)  # whose SiLU is 0
-    weights = silu(seen, half_alpha, APPROXIMATE)
-    acc = add_values(acc, weights, rings, count, q.dtype)
-    if len(best) > 0:
-        keys = keys_of(scores, start, BITS)
-        if MASKED:
-            keys = gl.where(place < local[:, None] - start - own, keys, NOTHING)
-        best = fold_keys(best, keys, ROWS, BLOCKS)
-    return end_values(acc, ring, count), best
-
-
-@gluon.jit
-@no_type_check
-def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-              ROWS: gl.constexpr, BLOCKS: gl.constexpr, APPROXIMATE: gl.constexpr):
-    """Add the keys from `start` on, the count-th tile, that the local and the sliding branch see."""
-    position, stand, local, seen = stands
-    of_local, of_window = gates
-    _q_rings, ring, _values = rings
-    scores = scores_of(q, ring, count, ROWS, BLOCKS)
-    keys = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
-    in_local, in_window = near_masks(keys, position[:, None], stand[:, None], local[:, None], seen, WINDOW, BLOCK_SIZE)
-    weights = silu(scores, half_alpha, APPROXIMATE)
-    weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
-    acc = add_values(acc, weights, rings, count, q.dtype)
-    return end_values(acc, ring, count)
 
 
 @gluon.jit
@@ -218,74 +132,94 @@ def pass_over(ring, count, unseen):
 @no_type_check
 def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
            BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
-           ROWS: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr):
-    """A warpgroup's work: rows from WHICH ROWS of each job."""
+           BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr, MINE: gl.constexpr):
+    """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
     out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    q_ring = rings[0][WHICH]
     heads = problem[2]
     count = 0
     turn = 0
-    for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
-        head, _key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE,
-                                                                                ROWS * GROUPS)
+    for number in range(gl.program_id(0), problem[4], gl.num_programs(0)):
+        job = job_of(number, problem, HAS_CACHE, ROWS * STRIPES)
+        head, _key_start, query_start, keys, first_query, queries, start = job
         if start < queries:
             first = first_query + start
-            _whole, all_end, near, all_behind = tiles_of(first, gl.minimum(first + ROWS * GROUPS, keys) - 1, keys,
-                                                         WINDOW, BLOCK_SIZE, BLOCKS)
-            own = first + WHICH * ROWS
-            whole, end, own_near, behind = tiles_of(own, gl.minimum(own + ROWS, keys) - 1, keys, WINDOW, BLOCK_SIZE,
-                                                    BLOCKS)
+            _whole, all_end, all_near, all_behind = tiles_of(first, gl.minimum(first + ROWS * STRIPES, keys) - 1, keys,
+                                                             WINDOW, BLOCK_SIZE, BLOCKS)
+            own = first + WHICH * MINE * ROWS
+            whole, end, near, behind = tiles_of(own, gl.minimum(own + ROWS * MINE, keys) - 1, keys, WINDOW, BLOCK_SIZE,
+                                                BLOCKS)
             # Without rows of its own a warpgroup sees nothing.
             end = gl.where(own < keys, end, 0)
             whole = gl.minimum(whole, end)
-            own_near = gl.where(own < keys, own_near, near)
-            behind = gl.where(own < keys, behind, near)
-            row = start + WHICH * ROWS
-            rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-            position, stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
-            visible = complete_seen(stand, keys, BLOCK_SIZE)
-            packed = query_start.to(gl.int64) + rows
-            # Read here, they are there when they are needed.
-            of_means = gate_of(gates_ptr, packed, heads, head, rows < queries, 0, GATES) * BLOCK_SIZE
-            of_local = gate_of(gates_ptr, packed, heads, head, rows < queries, 1, GATES)
-            of_window = of_local
-            if WINDOW > 0:
-                of_window = gate_of(gates_ptr, packed, heads, head, rows < queries, 2, GATES)
-            acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
-            best = empty_lists(COUNTS - 1, ROWS, BLOCKS, SCORES)
-            q = take(q_ring, turn)
+            near = gl.where(own < keys, near, all_near)
+            behind = gl.where(own < keys, behind, all_near)
+            stands = ()
+            limits = ()
+            of_means = ()
+            of_near = ()
+            accs = ()
+            lists = ()
+            qs = ()
+            for i in gl.static_range(MINE):
+                rows = start + (WHICH * MINE + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+                position, stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
+                stands = stands + ((position, stand, local, keys),)
+                limits = limits + ((complete_seen(stand, keys, BLOCK_SIZE), local),)
+                # Read here, gates are there when they are needed.
+                packed = query_start.to(gl.int64) + rows
+                of_means = of_means + (gate_of(gates_ptr, packed, heads, head, rows < queries, 0, GATES) * BLOCK_SIZE,)
+                of_local = gate_of(gates_ptr, packed, heads, head, rows < queries, 1, GATES)
+                of_window = of_local
+                if WINDOW > 0:
+                    of_window = gate_of(gates_ptr, packed, heads, head, rows < queries, 2, GATES)
+                of_near = of_near + ((of_local, of_window),)
+                accs = accs + (gl.zeros([ROWS, BLOCK_V], gl.float32, OUT),)
+                lists = lists + (empty_lists(COUNTS - 1, ROWS, BLOCKS, SCORES),)
+            for i in gl.static_range(MINE):
+                qs = qs + (take(rings[0][WHICH * MINE + i], turn),)
             for tile in range(whole):
-                acc, best = coarse_tile(acc, best, q, rings, count, tile * BLOCKS, visible, local, half_alpha, ROWS,
-                                        BLOCKS, BITS, APPROXIMATE, False)
+                accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
+                                          BITS, APPROXIMATE, False)
                 count += 1
             for tile in range(whole, end):
-                acc, best = coarse_tile(acc, best, q, rings, count, tile * BLOCKS, visible, local, half_alpha, ROWS,
-                                        BLOCKS, BITS, APPROXIMATE, True)
+                accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
+                                          BITS, APPROXIMATE, True)
                 count += 1
-            acc = acc * gl.convert_layout(of_means, gl.SliceLayout(1, OUT))[:, None]
-            count = pass_over(rings[1], count, all_end - end + own_near - near)
-            for tile in range(own_near, behind):
-                acc = near_tile(acc, q, rings, count, tile * BLOCKS, (position, stand, local, keys),
-                                (of_local, of_window), half_alpha, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, APPROXIMATE)
+            gated = ()
+            for i in gl.static_range(MINE):
+                gated = gated + (accs[i] * gl.convert_layout(of_means[i], gl.SliceLayout(1, OUT))[:, None],)
+            accs = gated
+            count = pass_over(rings[1], count, all_end - end + near - all_near)
+            for tile in range(near, behind):
+                summed = ()
+                for i in gl.static_range(MINE):
+                    acc = accs[i]
+                    sees = True
+                    if MINE > 1:
+                        at = own + i * ROWS
+                        _whole, _end, low, high = tiles_of(at, gl.minimum(at + ROWS, keys) - 1, keys, WINDOW,
+                                                           BLOCK_SIZE, BLOCKS)
+                        sees = (low <= tile) & (tile < high) & (at < keys)
+                    if sees:
+                        acc = near_tile(acc, qs[i], rings, count, tile * BLOCKS, stands[i], of_near[i], half_alpha,
+                                        WINDOW, BLOCK_SIZE, BLOCKS, APPROXIMATE)
+                    summed = summed + (acc,)
+                accs = summed
+                give_back(rings[1], count)
                 count += 1
             count = pass_over(rings[1], count, all_behind - behind)
 
-            # Queries of as many columns have been read: the output leaves from where they were.
-            place = q_ring[0].index(turn % q_ring[0].shape[0]) if q.shape[1] == BLOCK_V else outs.index(WHICH)
-            flat(place).store((acc * scale).to(out_desc.dtype))
-            fence_async_shared()
-            sync_warps()
-            store_tile(out_desc, place_of(query_start, queries, row, head), place)
-            chosen = merge_owners(best)
-            LISTED: gl.constexpr = gl.SliceLayout(1, SCORES) if COUNTS == 1 else chosen[0].type.layout
-            listed = row + gl.arange(0, ROWS, LISTED)
-            _p, _s, last = standing(listed, first_query, keys, BLOCK_SIZE)
-            store_blocks(blocks_ptr + (query_start.to(gl.int64) * heads + head) * COUNTS, chosen, listed, last,
-                         listed < queries, COUNTS, BITS, heads * COUNTS)
+            for i in gl.static_range(MINE):
+                # Queries of as many columns have been read: the output leaves from where they were.
+                q_tiles = rings[0][WHICH * MINE + i][0]
+                place = q_tiles.index(turn % 2) if qs[i].shape[1] == BLOCK_V else outs.index(WHICH * MINE + i)
+                store_stripe(accs[i], lists[i], place, out_desc, scale, blocks_ptr, start + (WHICH * MINE + i) * ROWS,
+                             job, heads, BLOCK_SIZE, COUNTS, BITS, SCORES)
             tma.store_wait(0)
-            give_back(q_ring, turn)
+            for i in gl.static_range(MINE):
+                give_back(rings[0][WHICH * MINE + i], turn)
             turn += 1
 
 
@@ -295,40 +229,41 @@ def hstu_bsa_hopper_select(
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, gates_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
     half_alpha, scale, heads, tiles, jobs,
     HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, ROWS: gl.constexpr, BLOCKS: gl.constexpr,
-    BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
+    GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
+    STRIPES: gl.constexpr = GROUPS * MINE
     problem = (offsets_ptr, offsets_q_ptr, heads, tiles, jobs)
-    q_rings = (ring_of(q_desc, 2, 1), ring_of(q_desc, 2, 1))
-    if GROUPS == 3:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 2, 1))
+    q_rings = ()
+    for _i in gl.static_range(STRIPES):
+        q_rings = q_rings + (ring_of(q_desc, 2, 1),)
     values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), values)
     outs = q_rings[0][0]
     if q_desc.block_shape[4] != BLOCK_V:
-        outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+        outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
     sums = (out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
-                      GROUPS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
-                      GROUPS)),
-            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, GROUPS)),
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
+                      STRIPES, MINE)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
+                      STRIPES, MINE)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
-                      GROUPS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
-                      GROUPS)),
-            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, ROWS, BLOCKS, BLOCK_V,
-                      GROUPS)),
-            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, ROWS, BLOCKS, GROUPS)),
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
+                      STRIPES, MINE)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
+                      STRIPES, MINE)),
+            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
+                      STRIPES, MINE)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
 
@@ -364,9 +299,9 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
     means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
                         for name, x in (("means_k", call.k), ("means_v", call.v)))
     hstu_bsa_hopper_select[(cut.programs(jobs, processors(call.q)),)](
-        rows_of(call.q, cut.rows, block_d), rows_of(means_k, cut.blocks, block_d),
+        rows_of(call.q, ROWS.value, block_d), rows_of(means_k, cut.blocks, block_d),
         rows_of(means_v, cut.blocks, block_v), rows_of(call.k, cut.blocks, block_d),
-        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, cut.rows, block_v),
+        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
         call.q if call.gates is None else call.gates, call.blocks, call.offsets,
         call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
         jobs, num_warps=4, **_constants(call, cut, block_v))
@@ -375,6 +310,6 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
 def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:
     p = call.problem
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
-            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh", "ROWS": cut.rows,
-            "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups, "STAGES": cut.stages,
-            "REGISTERS": REGISTERS[cut.groups]}
+            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh",
+            "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups, "MINE": cut.rows // ROWS.value,
+            "STAGES": cut.stages, "REGISTERS": REGISTERS[cut.groups]}
