@@ -6,8 +6,8 @@
 
 A program stays on its SM, and its warps have jobs of their own (hstu_bsa_hopper_queue has those of one warp):
 
-    scouts → gather → attend → publish       tiles of a list: two warpgroups of 64 rows share a block's keys and values
-    clerk  → combine → publish               jobs of some queries, behind
+    scouts → gather → attend → publish      tiles of a list: two warpgroups of 64 rows share a block's keys and values
+    clerk → combine → publish               jobs of some queries, behind
 
 A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
 multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from attnbench.kernels.hopper import ROWS, barriers, flat, is_rows, rows_of, sync_warps
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, publish, scout
+from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, porter, publish, scout
 from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
@@ -92,8 +92,8 @@ def gather(slots, tiles, q_ptr, WHICH: gl.constexpr, ATTN_DIM: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr,
-                TANH: gl.constexpr, KEEP: gl.constexpr):
+def attend_rows(slot, phase, target, tiles, granted, partial_ptr, half_alpha, scale, WHICH: gl.constexpr,
+                LINEAR_DIM: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr):
     """A warpgroup's rows of one tile: partial rows, to where its notes say."""
     q, k, v, _full = tiles
     BLOCK_SIZE: gl.constexpr = k.shape[3]
@@ -116,6 +116,7 @@ def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.c
     # Whole rows in pieces of 16 bytes.
     rows = gl.convert_layout((sums * scale).to(q.dtype), STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
+    mbarrier.wait(granted.index(slot), phase)
     gl.store(partial_ptr + target[:, None] + columns[None, :], rows,
              mask=(target >= 0)[:, None] & (columns < LINEAR_DIM)[None, :],
              eviction_policy="evict_last" if KEEP else "")
@@ -126,7 +127,7 @@ def attend_rows(slot, target, tiles, partial_ptr, half_alpha, scale, WHICH: gl.c
 def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr,
            KEEP: gl.constexpr):
     """A warpgroup's work: its rows of each tile."""
-    partial_ptr, half_alpha, scale = given
+    granted, partial_ptr, half_alpha, scale = given
     _come, go, steps, sizes, _ready, done, _free = slots
     full = tiles[3]
     STAGES: gl.constexpr = full.shape[0]
@@ -137,8 +138,8 @@ def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, T
         mbarrier.wait(full.index(slot), count // STAGES & 1)
         step = note_of(steps, slot, 4)
         if (step >= 0) & (note_of(sizes, slot, 4) > WHICH * ROWS):
-            attend_rows(slot, go.index(slot).slice(WHICH * ROWS, ROWS), tiles, partial_ptr, half_alpha, scale, WHICH,
-                        LINEAR_DIM, TANH, KEEP)
+            attend_rows(slot, count // STAGES & 1, go.index(slot).slice(WHICH * ROWS, ROWS), tiles, granted,
+                        partial_ptr, half_alpha, scale, WHICH, LINEAR_DIM, TANH, KEEP)
         mbarrier.arrive(done.index(slot))
         count, ends = onward(count, ends, step)
 
@@ -205,11 +206,12 @@ def hstu_bsa_hopper_attend(
     jobs = notes(JOBS, JOB_ROWS, 1)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
     turns = barriers(2, 1)
+    granted = barriers(STAGES, 1)
     fence_async_shared()
     finds = ((k_desc, v_desc), turns, progress_ptr, entries_ptr, tiles_ptr, problem,
              (q_row, q_head, entry_rows, tile_rows, slot_rows))
     asks = (progress_ptr, problem, slot_rows)
-    sums = (partial_ptr, half_alpha, scale)
+    sums = (granted, partial_ptr, half_alpha, scale)
     adds = (partial_ptr, gates_ptr, out_ptr)
     attended = progress_ptr + COUNTERS
     gl.warp_specialize([
@@ -220,10 +222,11 @@ def hstu_bsa_hopper_attend(
         (gather, (slots, tiles, q_ptr, 1, ATTN_DIM)),
         (scout, (finds, slots, tiles, 0, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
         (scout, (finds, slots, tiles, 1, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
+        (porter, (slots, granted, attended + steps, ring)),
         (clerk, (asks, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, HAS_TARGETS, SHARED)),
         (publish, (slots, attended, 2, False)),
         (publish, (jobs, attended + steps, 1, True)),
-    ], [4, 4, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48])
+    ], [4, 4, 1, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48, 48])
 
 
 def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:

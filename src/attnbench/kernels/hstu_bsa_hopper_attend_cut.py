@@ -35,8 +35,8 @@ class AttendCut:
     "of them handed over ahead, and one that is worked on"
     step_mib: float = 6.0
     "partial rows of a step, pairs that follow one another, but one pair at least"
-    ring_mib: float = 32.0
-    "partial rows that have places, but of three steps at least: fewer stay in the L2, more let nobody wait"
+    ring_mib: float = 20.0
+    "partial rows that have places, but of two steps at least: fewer stay in the L2, more let nobody wait"
     keep: bool = False
     "partial rows are the last that the L2 gives up, after the call too"
     programs: int = 1
@@ -55,7 +55,7 @@ class AttendCut:
     def ring(self, problem: BsaProblem) -> int:
         """Steps that have a place for their partial rows."""
         each = max(1, self.group(problem) * _pair_bytes(problem))
-        return min(max(3, int(self.ring_mib * 2**20) // each), max(1, self.steps(problem)))
+        return min(max(2, int(self.ring_mib * 2**20) // each), max(1, self.steps(problem)))
 
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
         """Shared memory for tiles of so many columns of 16-bit numbers, and for what goes with them."""

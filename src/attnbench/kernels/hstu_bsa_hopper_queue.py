@@ -1,16 +1,18 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Who hands over what in the selected branch for Hopper: work of one warp each.
 
-    scout    tiles: waits until their step has a place, hands over rows and addresses, loads keys and values
+    scout    tiles: hands over rows and addresses, loads keys and values
+    porter   says of each tile that its step has a place in the ring, as late as attend asks: when it writes
     clerk    jobs: waits until all tiles of their step are published, hands over rows
-    publish  says that what a slot of either ring held has been done
+    publish  says that what a slot of either kind held has been done
 
 Each draws, walks (hstu_bsa_hopper_walk) and loads ahead of need, so that nobody waits for memory but where memory is
 behind.
 
-No program waits for one that may not have started.  A scout waits for jobs of steps before its tile's, a clerk for
-tiles of its job's step.  Take the first step that has something left: its tiles that were drawn belong to programs
-that run and wait for no step, those not drawn come before all else that a scout draws; then so do its jobs.
+No program waits for one that may not have started.  A tile waits for jobs of earlier steps, a job for tiles of its
+own.  Take the first step that has something left: its tiles that were drawn belong to programs that run, wait for
+nothing, and come before tiles of later steps in the slots; those not drawn come before all else that is drawn.  Then
+the same holds for its jobs.
 """
 
 from __future__ import annotations
@@ -136,17 +138,6 @@ def record_of(at, lane, inside, sizes, group, OTHERS: gl.constexpr, LINEAR_DIM: 
 
 @gluon.jit
 @no_type_check
-def wait_place(finished, checked, last):
-    """Until steps to `last` have left the ring, of which those before `checked` have; the new `checked`."""
-    while checked <= last:
-        end = gl.minimum(last, checked + LANES - 1)
-        wait_for(finished, checked, end, DONE)
-        checked = end + 1
-    return checked
-
-
-@gluon.jit
-@no_type_check
 def draw_in_turn(counter_ptr, turns, turn, WHICH: gl.constexpr):
     """The next number, of two scouts in turn: who takes the earlier slot has the lower number.
 
@@ -166,7 +157,7 @@ def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OT
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     ENTRIES: gl.constexpr = gl.BlockedLayout([TILE_ROWS // 32], [32], [1], [0])
     descs, turns, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
-    group, steps, ring = problem[6], problem[7], problem[8]
+    group, steps = problem[6], problem[7]
     rows = gl.arange(0, TILE_ROWS, ENTRIES)
     lanes = gl.arange(0, LANES, LINE)
     number = draw_in_turn(progress_ptr, turns, 0, WHICH)
@@ -181,7 +172,6 @@ def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OT
     entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
     count = gl.to_tensor(WHICH)
     turn = 0
-    checked = none
     while tile[0] < steps:
         turn += 1
         next_number = draw_in_turn(progress_ptr, turns, turn, WHICH)
@@ -195,7 +185,6 @@ def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OT
         record, where = record_of(at, lane, inside, sizes, group, OTHERS, LINEAR_DIM, BLOCK_SIZE, SHARED)
         loaded = gl.load(tiles_ptr + where + lanes, mask=(lanes < 3) & (record[0] < steps), other=0)
         if tile[0] >= 0:
-            checked = wait_place(progress_ptr + COUNTERS + steps, checked, tile[0] - ring)
             hand_over(slots, tiles, count, tile, entry, descs, sizes[0], OTHERS, LINEAR_DIM)
             count += 2
         tile = next_tile
@@ -203,6 +192,28 @@ def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OT
         number = next_number
     hand_end(slots, count)
     mbarrier.arrive(tiles[3].index(count % tiles[3].shape[0]))
+
+
+@gluon.jit
+@no_type_check
+def porter(slots, granted, finished, ring):
+    """One warp: let each tile's partial rows be written when the step that had their place is done."""
+    steps, ready = slots[2], slots[4]
+    STAGES: gl.constexpr = granted.shape[0]
+    count = 0
+    ends = 0
+    checked = gl.to_tensor(0)
+    while ends < 2:
+        slot = count % STAGES
+        mbarrier.wait(ready.index(slot), count // STAGES & 1)
+        step = note_of(steps, slot, 1)
+        # Steps leave in any order, and one without tiles has waited for none before it.
+        while checked <= step - ring:
+            end = gl.minimum(step - ring, checked + LANES - 1)
+            wait_for(finished, checked, end, DONE)
+            checked = end + 1
+        mbarrier.arrive(granted.index(slot))
+        count, ends = onward(count, ends, step)
 
 
 @gluon.jit
