@@ -219,9 +219,11 @@ def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str,
     Raises:
         TypeError: there is no such field.
     """
-    whole = {"select": config.select or select_cut(problem), "attend": config.attend or attend_cut(problem)}
-    return replace(config, **{name: replace(whole[name], **value) if isinstance(value, Mapping) else value
-                              for name, value in changes.items()})
+    whole: dict[str, Any] = {"select": config.select or select_cut(problem),
+                             "attend": config.attend or attend_cut(problem)}
+    values: dict[str, Any] = {name: replace(whole[name], **value) if isinstance(value, Mapping) else value
+                              for name, value in changes.items()}
+    return replace(config, **values)
 
 
 def cut_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
