@@ -25,7 +25,8 @@ SMALL = {"blocks": 32, "stages": 2}
 CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 1, "stages": 1},
         "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
         "tallest": SMALL | {"rows": 128},
-        "wide": SMALL | {"blocks": 64}, "widest": SMALL | {"blocks": 128, "groups": 2}}
+        "wide": SMALL | {"blocks": 64}, "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
+        "widest": SMALL | {"blocks": 128, "groups": 2}}
 CASES = {
     "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "tallest", "wide"),
     "one-of-each-length": ({"batch": 6, "lengths": "0:1:31:33:32:200"}, "two", "three"),
@@ -161,15 +162,20 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone():
     assert after[0][260:560].isnan().all()
 
 
-def test_a_warpgroup_takes_no_keys_nearby_that_its_rows_do_not_see():
+@pytest.mark.parametrize("cut", ["wide", "wide-stripes"])
+def test_no_stripe_takes_keys_nearby_that_its_rows_do_not_see(cut):
     """Values are NaN there: multiplied by the weight 0 of a hidden key they would still show."""
     case = case_of(batch=1, seqlen=192)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
-    call, cut, v = call_of(case, inputs), SMALL | {"blocks": 64}, inputs.v.clone()
-    v[128:] = torch.nan
-    out, _ = run_call(replace(call, v=v), cut)
-    assert torch.equal(out[:128], run(case, inputs, cut)[0][:128])
-    assert out[128:].isnan().all()
+    call = call_of(case, inputs)
+    right = run(case, inputs, CUTS[cut])[0]
+    for first in (0, 64, 128):
+        rows, v = slice(first, first + 64), inputs.v.clone()
+        v[rows] = torch.nan
+        out, _ = run_call(replace(call, v=v), CUTS[cut])
+        assert out[rows].isnan().all()
+        out[rows] = right[rows]
+        assert torch.equal(out, right)
 
 
 def test_slices_of_one_tensor_are_read_where_they_lie():
