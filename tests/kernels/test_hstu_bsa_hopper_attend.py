@@ -240,7 +240,7 @@ def test_steps_have_several_short_pairs_and_the_ring_two_places_at_least():
     problem = problem_of([8192] * 2, heads=4, dims=(128, 128), block_size=32, counts=4)
     assert (cut.group(problem), cut.steps(problem), cut.ring(problem)) == (1, 8, 3)
     assert attend_shapes(problem, cut) == {"partial": ((3, 24576, 128), torch.bfloat16),
-                                           "progress": ((80,), torch.int32)}
+                                           "progress": ((576,), torch.int32)}
     assert cut.ring(replace(problem, max_seqlen_q=16384)) == 2
     short = replace(problem, batch=100, max_seqlen_q=64)
     assert (cut.group(short), cut.steps(short)) == (32, 13)

@@ -33,7 +33,7 @@ from attnbench.kernels.hopper import ROWS, barriers, flat, is_rows, rows_of, syn
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
 from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, porter, publish, scout
-from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS
+from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS, SPREAD
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
 from attnbench.kernels.hstu_dense_tiles import silu
@@ -214,6 +214,7 @@ def hstu_bsa_hopper_attend(
     sums = (granted, partial_ptr, half_alpha, scale)
     adds = (partial_ptr, gates_ptr, out_ptr)
     attended = progress_ptr + COUNTERS
+    finished = attended + steps * SPREAD
     gl.warp_specialize([
         (attend, (sums, slots, tiles, 0, LINEAR_DIM, TANH, KEEP)),
         (attend, (sums, slots, tiles, 1, LINEAR_DIM, TANH, KEEP)),
@@ -222,10 +223,10 @@ def hstu_bsa_hopper_attend(
         (gather, (slots, tiles, q_ptr, 1, ATTN_DIM)),
         (scout, (finds, slots, tiles, 0, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
         (scout, (finds, slots, tiles, 1, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
-        (porter, (slots, granted, attended + steps, ring)),
+        (porter, (slots, granted, finished, ring)),
         (clerk, (asks, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, HAS_TARGETS, SHARED)),
         (publish, (slots, attended, 2, False)),
-        (publish, (jobs, attended + steps, 1, True)),
+        (publish, (jobs, finished, 1, True)),
     ], [4, 4, 1, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48, 48])
 
 

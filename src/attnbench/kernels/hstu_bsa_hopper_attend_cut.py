@@ -19,8 +19,8 @@ ROWS = 128
 "Rows of a tile of the lists: 64 for each of two warpgroups."
 PAIRS = 32
 "Pairs of a step, at most."
-FIRST_COUNTER = 64
-"Where the counters of the steps begin; before them, in lines of their own, are numbers drawn."
+APART = 32
+"Between counters, each of which has a line of the L2 of its own: all programs add to them and look at them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
     """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
     p = problem
     return {"partial": ((cut.ring(p) * cut.group(p), p.slot_rows, p.linear_dim), p.dtype),
-            "progress": ((FIRST_COUNTER + 2 * cut.steps(p),), torch.int32)}
+            "progress": (((2 + 2 * cut.steps(p)) * APART,), torch.int32)}
 
 
 def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, int] | None) -> str | None:

@@ -30,6 +30,7 @@ from attnbench.kernels.hstu_bsa_hopper_walk import (
     DONE,
     JOBS_DRAWN,
     LANES,
+    SPREAD,
     begin,
     draw,
     drawn,
@@ -295,5 +296,5 @@ def publish(slots, counters, ENDS: gl.constexpr, WEIGHED: gl.constexpr):
             weight = note_of(weights, slot, 1)
         mbarrier.arrive(free.index(slot))
         if step >= 0:
-            gl.atomic_add(counters + step, weight, sem="release")
+            gl.atomic_add(counters + step * SPREAD, weight, sem="release")
         count, ends = onward(count, ends, step)

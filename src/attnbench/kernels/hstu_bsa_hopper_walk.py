@@ -6,8 +6,8 @@ rows.  Tiles of the lists are numbered through the steps, and so are the jobs th
 draw numbers of both kinds; where a number stands is found by walking on from the last one.  One warp draws and walks,
 a lane for each pair of a step, and what it walks over is loaded a step before.
 
-    progress  [0] tiles drawn, [32] jobs drawn, from 64 on tiles published of each step, then of each step whether
-              its jobs are done, which is the number DONE: one adds what the others leave of it
+    progress  [0] tiles drawn, [1] jobs drawn, then of each step the tiles published, then of each step whether its
+              jobs are done, which is the number DONE: one adds what the others leave of it.  Counters lie APART
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.hopper import sync_warps
-from attnbench.kernels.hstu_bsa_hopper_attend_cut import FIRST_COUNTER, PAIRS
+from attnbench.kernels.hstu_bsa_hopper_attend_cut import APART, PAIRS
 
 LANES = gl.constexpr(PAIRS)
 "Pairs of a step, at most: a warp looks at them at once."
 
 DONE = gl.constexpr(2**30)
-JOBS_DRAWN = gl.constexpr(FIRST_COUNTER // 2)
-COUNTERS = gl.constexpr(FIRST_COUNTER)
+SPREAD = gl.constexpr(APART)
+JOBS_DRAWN = gl.constexpr(APART)
+COUNTERS = gl.constexpr(2 * APART)
 
 
 @gluon.jit
@@ -163,7 +164,7 @@ def wait_for(counters, first, last, needed):
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     at = first + gl.arange(0, LANES, LAYOUT)
     wanted = at <= last
-    while gl.min(gl.load(counters + at, mask=wanted, other=DONE, volatile=True), 0) < needed:
+    while gl.min(gl.load(counters + at * SPREAD, mask=wanted, other=DONE, volatile=True), 0) < needed:
         pass
-    gl.atomic_add(counters + at, gl.zeros([LANES], gl.int32, LAYOUT), mask=wanted, sem="acquire")
+    gl.atomic_add(counters + at * SPREAD, gl.zeros([LANES], gl.int32, LAYOUT), mask=wanted, sem="acquire")
     sync_warps()
