@@ -43,6 +43,9 @@ from attnbench.kernels.hstu_bsa_tiles import standing
 TILE_ROWS = gl.constexpr(ROWS)
 "Rows of a tile of the lists."
 
+NOWHERE = gl.constexpr(-8)
+"Where a row of no entry lies: what is not copied has an address too, and that is to be one of 16 bytes."
+
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 "Lists in shared memory."
 
@@ -93,8 +96,8 @@ def hand_over(slots, tiles, count, tile, entry, descs, q_row, OTHERS: gl.constex
     slot = count % STAGES
     mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
     mine = gl.arange(0, entry.shape[0], entry.type.layout) < many
-    come.index(slot).store(gl.where(mine, source + (entry // OTHERS).to(gl.int64) * q_row, -1))
-    go.index(slot).store(gl.where(mine, target + entry.to(gl.int64) * LINEAR_DIM, -1))
+    come.index(slot).store(gl.where(mine, source + (entry // OTHERS).to(gl.int64) * q_row, NOWHERE))
+    go.index(slot).store(gl.where(mine, target + entry.to(gl.int64) * LINEAR_DIM, NOWHERE))
     steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + step)
     sizes.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + many)
     sync_warps()
