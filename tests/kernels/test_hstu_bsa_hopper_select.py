@@ -24,7 +24,7 @@ from .hopper_machine import machine_runs
 SMALL = {"blocks": 32, "stages": 2}
 CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 1, "stages": 1},
         "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
-        "tallest": SMALL | {"rows": 128},
+        "tallest": SMALL | {"rows": 128}, "first": SMALL | {"beside": False},
         "wide": SMALL | {"blocks": 64}, "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
         "widest": SMALL | {"blocks": 128, "groups": 2}}
 CASES = {
@@ -39,7 +39,7 @@ CASES = {
     "window-of-everything": ({"local_window": 400, "lengths": "290:65"}, "two", "widest"),
     "cached": ({"batch": 3, "lengths": "300:6:141", "delta_q": 5}, "two", "three"),
     "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, "tallest", "few"),
-    "local-alone": ({"block_counts": 1}, "two", "wide"),
+    "local-alone": ({"block_counts": 1}, "first", "wide"),
     "one-other": ({"block_counts": 2}, "three", "two"),
     "many-others": ({"block_counts": 8, "seqlen": 500, "lengths": "500:300", "block_size": 16}, "tall", "wide"),
     "blocks-of-64": ({"block_size": 64, "seqlen": 420, "lengths": "420:129"}, "tall", "wide"),

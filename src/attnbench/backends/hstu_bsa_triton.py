@@ -61,9 +61,13 @@ class HstuBsaTriton(OurTriton):
         """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
         yield Config("portable", {"select": None, "attend": None})
         yield Config("passes", {"attend": None, "schedule": "passes"})
-        for groups, rows, blocks, stages in _HOPPER_SELECT:
-            yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws",
-                         {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages}})
+        for groups, rows, blocks, stages, beside in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]:
+            yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws" + "-first" * (not beside),
+                         {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages,
+                                     "beside": beside}})
+        for word, name, value in _HOPPER_ATTEND:
+            yield Config(f"{word}{value:g}-ws", {"attend": {name: value}})
+        yield Config("keep-ws", {"attend": {"keep": True}})
         for rows, blocks, warps, registers in _SELECT:
             yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
                          {"select": None, "select_rows": rows, "select_blocks": blocks, "select_warps": warps,
@@ -91,8 +95,13 @@ _NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 
-# Warpgroups, rows of each, means of a tile, stages.
-_HOPPER_SELECT = ((3, 64, 64, 4), (3, 64, 32, 4), (2, 64, 64, 4), (2, 128, 32, 2))
+# Warpgroups, rows of each, means of a tile, stages, ranking beside products; over 64 dims, and up to them.
+_HOPPER_SELECT = (((3, 64, 64, 4, True), (3, 64, 64, 4, False), (3, 64, 32, 8, True), (2, 64, 64, 5, True),
+                   (2, 64, 64, 5, False), (2, 128, 32, 5, True)),
+                  ((3, 128, 32, 8, True), (3, 128, 32, 8, False), (3, 64, 32, 16, True), (3, 64, 64, 8, False),
+                   (2, 128, 32, 16, True), (2, 64, 64, 8, False)))
+_HOPPER_ATTEND = (("stages", "stages", 2), ("ring", "ring_mib", 12.0), ("ring", "ring_mib", 32.0),
+                  ("step", "step_mib", 3.0), ("step", "step_mib", 12.0), ("rows", "job_rows", 16), ("jobs", "jobs", 8))
 
 
 def _said(config: BsaConfig) -> str:

@@ -31,6 +31,8 @@ class SelectCut:
     "means, or keys nearby, of a tile: 32, 64 or 128"
     stages: int = 4
     "tiles of each kind in flight"
+    beside: bool = True
+    "rank while the product with the values runs, or before it is issued"
     jobs: int | None = None
     "of a program; None: a program an SM has its share of all"
 

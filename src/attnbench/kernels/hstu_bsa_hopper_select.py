@@ -132,7 +132,8 @@ def pass_over(ring, count, unseen):
 @no_type_check
 def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
            BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
-           BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr, MINE: gl.constexpr):
+           BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr,
+           MINE: gl.constexpr):
     """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
     out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
@@ -181,11 +182,11 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
                 qs = qs + (take(rings[0][WHICH * MINE + i], turn),)
             for tile in range(whole):
                 accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
-                                          BITS, APPROXIMATE, False)
+                                          BITS, APPROXIMATE, BESIDE, False)
                 count += 1
             for tile in range(whole, end):
                 accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
-                                          BITS, APPROXIMATE, True)
+                                          BITS, APPROXIMATE, BESIDE, True)
                 count += 1
             gated = ()
             for i in gl.static_range(MINE):
@@ -229,8 +230,8 @@ def hstu_bsa_hopper_select(
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, gates_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
     half_alpha, scale, heads, tiles, jobs,
     HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
-    GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr,
+    BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
     STRIPES: gl.constexpr = GROUPS * MINE
@@ -249,20 +250,20 @@ def hstu_bsa_hopper_select(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
-                      STRIPES, MINE)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
-                      STRIPES, MINE)),
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
-                      STRIPES, MINE)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
-                      STRIPES, MINE)),
-            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BLOCKS, BLOCK_V,
-                      STRIPES, MINE)),
+            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
@@ -311,5 +312,5 @@ def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:
     p = call.problem
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
             "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh",
-            "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups, "MINE": cut.rows // ROWS.value,
-            "STAGES": cut.stages, "REGISTERS": REGISTERS[cut.groups]}
+            "BESIDE": cut.beside, "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups,
+            "MINE": cut.rows // ROWS.value, "STAGES": cut.stages, "REGISTERS": REGISTERS[cut.groups]}

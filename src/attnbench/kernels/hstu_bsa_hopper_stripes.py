@@ -41,8 +41,21 @@ def issue_sum(acc, weights, rings, count, dtype: gl.constexpr):
 
 @gluon.jit
 @no_type_check
+def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.constexpr, MASKED: gl.constexpr):
+    """Fold the scores of a stripe into its lists, of blocks before `limit` where MASKED."""
+    if len(best) > 0:
+        keys = keys_of(scores, start, BITS)
+        if MASKED:
+            own, place = columns_of(scores)
+            keys = gl.where(place < limit[:, None] - start - own, keys, NOTHING)
+        best = fold_keys(best, keys, ROWS, BLOCKS)
+    return best
+
+
+@gluon.jit
+@no_type_check
 def coarse_tile(accs, lists, qs, rings, count, start, limits, half_alpha, BLOCKS: gl.constexpr, BITS: gl.constexpr,
-                APPROXIMATE: gl.constexpr, MASKED: gl.constexpr):
+                APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, MASKED: gl.constexpr):
     """Weigh and rank the blocks from `start` on, the count-th tile, for each stripe of a warpgroup."""
     _q_rings, ring, _values = rings
     MORE: gl.constexpr = len(qs) - 1
@@ -52,24 +65,20 @@ def coarse_tile(accs, lists, qs, rings, count, start, limits, half_alpha, BLOCKS
         issued = issued + (issue_scores(qs[i], k, BLOCKS),)
     scores = ()
     sums = ()
+    ranked = ()
     for i in gl.static_range(len(qs)):
         mine = warpgroup_mma_wait(MORE, [issued[i]])
+        if not BESIDE:
+            ranked = ranked + (rank_scores(lists[i], mine, limits[i][1], start, BLOCKS, BITS, MASKED),)
         seen = mine
         if MASKED:
             own, place = columns_of(mine)
             seen = gl.where(place < limits[i][0][:, None] - start - own, mine, 0.0)  # whose SiLU is 0
         sums = sums + (issue_sum(accs[i], silu(seen, half_alpha, APPROXIMATE), rings, count, qs[i].dtype),)
         scores = scores + (mine,)
-    ranked = ()
-    for i in gl.static_range(len(qs)):
-        best = lists[i]
-        if len(best) > 0:
-            keys = keys_of(scores[i], start, BITS)
-            if MASKED:
-                own, place = columns_of(scores[i])
-                keys = gl.where(place < limits[i][1][:, None] - start - own, keys, NOTHING)
-            best = fold_keys(best, keys, ROWS, BLOCKS)
-        ranked = ranked + (best,)
+    if BESIDE:
+        for i in gl.static_range(len(qs)):
+            ranked = ranked + (rank_scores(lists[i], scores[i], limits[i][1], start, BLOCKS, BITS, MASKED),)
     # And what is written before a wait for the tile stays before it.
     wait_tile(ring, count)
     ended = ()
