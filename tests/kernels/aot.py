@@ -82,6 +82,8 @@ class Compiled:
     handovers: Mapping[str, int]
     """between programs, in the PTX: how often one thread acquires or releases for all at gpu scope, and how many of
     these are open: global memory is touched between a release and the barrier before it, or an acquire and the next"""
+    unset: Mapping[str, str]
+    "uniform registers that a path through the SASS of sm_90 reads and has not written, and where: see unset.py"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -187,7 +189,8 @@ def compile_with(
         By name of the Triton and label of the job.
 
     Raises:
-        RuntimeError: a job did not compile; the message ends with the compiler's.
+        RuntimeError: a job did not compile, and the message ends with the compiler's, or what came of it reads
+            registers that nothing has written.
     """
     try:
         for folder in versions.values():
@@ -206,6 +209,9 @@ def compile_with(
         if "wrong" in answer:
             raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
         found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
+        unset = {label: dict(one.unset) for label, one in found[name].items() if one.unset}
+        if unset:
+            raise RuntimeError(f"Triton {name}: not written on every path: {unset}")
     return found
 
 
@@ -255,10 +261,12 @@ def _close() -> None:
 
 
 def _compile(job: Job) -> Compiled:
+    sys.path.append(str(Path(__file__).parent))
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
+    from unset import unset
 
     module, name = job.kernel.split(":")
     kernel = getattr(importlib.import_module(module), name)
@@ -273,11 +281,15 @@ def _compile(job: Job) -> Compiled:
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
-    registers, code = _inspect(compiled.asm["cubin"])
+    registers, text = _inspect(compiled.asm["cubin"])
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", text,
+                       re.MULTILINE)
+    code = [(int(at, 16), name, rest) for at, name, rest in found]
     sass = _counts(name for _, name, _ in code)
     return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
                     waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]),
                     handovers=handovers(compiled.asm["ptx"]), sass=sass,
+                    unset=unset(text) if job.capability == 90 else {},
                     loops=_loops(code), shared=compiled.metadata.shared,
                     warps=_warps(compiled.asm["ptx"], job.num_warps))
 
@@ -323,8 +335,8 @@ Code = list[tuple[int, str, str]]
 "Address, instruction and operands."
 
 
-def _inspect(cubin: bytes) -> tuple[int, Code]:
-    """Registers and code, by the tools in Triton's own wheel."""
+def _inspect(cubin: bytes) -> tuple[int, str]:
+    """Registers and SASS, by the tools in Triton's own wheel."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -333,9 +345,7 @@ def _inspect(cubin: bytes) -> tuple[int, Code]:
         file.flush()
         said, code = (subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True,
                                      check=True).stdout for flag in ("-res-usage", "-sass"))
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", code,
-                       re.MULTILINE)
-    return max(map(int, re.findall(r"REG:(\d+)", said))), [(int(at, 16), name, rest) for at, name, rest in found]
+    return max(map(int, re.findall(r"REG:(\d+)", said))), code
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:

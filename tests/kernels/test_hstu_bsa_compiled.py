@@ -58,8 +58,7 @@ def jobs_of(name, card):
                                   offsets_q=offsets if p.has_cache else None,
                                   num_targets=offsets[:-1] if p.has_targets else None)
     out, blocks = empty(p.queries, p.heads, p.linear_dim), empty(p.queries, p.list_heads, 4, dtype=torch.int32)
-    # Kernels for Hopper have tests of their own.
-    config = replace(hstu_bsa.default_config(p, (card // 10, card % 10)), select=None, attend=None)
+    config = hstu_bsa.default_config(p, (card // 10, card % 10))
     call = tensors.call(p, config, out, blocks, hstu_bsa.forward_workspace(p, config, q.device))
     gradients = hstu_bsa.BsaGradients(
         call=call, dout=out, dq=q, dk=k, dv=v, dgates=tensors.gates,

@@ -59,8 +59,8 @@ class HstuBsaTriton(OurTriton):
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
-        yield Config("portable", {"select": None, "attend": None})
-        yield Config("passes", {"attend": None, "schedule": "passes"})
+        yield Config("ws", {"select": {}, "attend": {}})
+        yield Config("passes", {"schedule": "passes"})
         for groups, rows, blocks, stages, beside in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]:
             yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws" + "-first" * (not beside),
                          {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages,
@@ -70,16 +70,16 @@ class HstuBsaTriton(OurTriton):
         yield Config("keep-ws", {"attend": {"keep": True}})
         for rows, blocks, warps, registers in _SELECT:
             yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
-                         {"select": None, "select_rows": rows, "select_blocks": blocks, "select_warps": warps,
+                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps,
                           "select_registers": registers})
         for rows, each, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
             yield Config(f"a{rows}x{each}w{warps}" + f"r{registers}" * bool(registers),
-                         {"attend": None, "attend_rows": rows, "tiles_each": each, "attend_warps": warps,
+                         {"attend_rows": rows, "tiles_each": each, "attend_warps": warps,
                           "attend_registers": registers})
         for ahead in (384, 1536):
-            yield Config(f"ahead{ahead}", {"attend": None, "programs_ahead": ahead})
+            yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
         for spare in (0, 3):
-            yield Config(f"spare{spare}", {"attend": None, "spare_pairs": spare})
+            yield Config(f"spare{spare}", {"spare_pairs": spare})
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
@@ -148,8 +148,7 @@ class _Session(Buffers):
         kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
                       block_counts=case.block_counts, validate=True)
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
-        config = kernels.default_config(problem, tensors.capability, aligned=tensors.aligned)
-        config = kernels.changed_config(config, problem, changes)
+        config = kernels.changed_config(kernels.default_config(problem, tensors.capability), problem, changes)
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
         self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),

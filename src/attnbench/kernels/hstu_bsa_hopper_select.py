@@ -28,13 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from attnbench.kernels.hopper import (
     ROWS,
     fill,
+    flat,
     give_back,
     is_rows,
     load_tile,
     place_of,
     ring_of,
     rows_of,
-    take,
     wait_tile,
 )
 from attnbench.kernels.hstu_bsa_hopper_cut import REGISTERS, SelectCut, select_cut, select_fault
@@ -130,12 +130,27 @@ def pass_over(ring, count, unseen):
 
 @gluon.jit
 @no_type_check
+def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOOP: gl.constexpr):
+    """A warpgroup's tiles of queries, which have been waited for; of one loop.
+
+    Where loops read one tile, the assembler of CUDA 12.8 keeps half of its descriptor in front of the first of them,
+    behind the branch that passes over it, and the others read what happens to be there.  A number that is zero, which
+    the compiler does not know, makes of it another tile for each.
+    """
+    qs = ()
+    for i in gl.static_range(MINE):
+        qs = qs + (flat(q_rings[FIRST + i][0].index(turn % 2 + LOOP * zero)),)
+    return qs
+
+
+@gluon.jit
+@no_type_check
 def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
            BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
            BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr,
            MINE: gl.constexpr):
     """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
-    out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale = given
+    out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     heads = problem[2]
@@ -162,7 +177,6 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
             of_near = ()
             accs = ()
             lists = ()
-            qs = ()
             for i in gl.static_range(MINE):
                 rows = start + (WHICH * MINE + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
                 position, stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
@@ -179,11 +193,13 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
                 accs = accs + (gl.zeros([ROWS, BLOCK_V], gl.float32, OUT),)
                 lists = lists + (empty_lists(COUNTS - 1, ROWS, BLOCKS, SCORES),)
             for i in gl.static_range(MINE):
-                qs = qs + (take(rings[0][WHICH * MINE + i], turn),)
+                wait_tile(rings[0][WHICH * MINE + i], turn)
+            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 0)
             for tile in range(whole):
                 accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
                                           BITS, APPROXIMATE, BESIDE, False)
                 count += 1
+            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 1)
             for tile in range(whole, end):
                 accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
                                           BITS, APPROXIMATE, BESIDE, True)
@@ -193,6 +209,7 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
                 gated = gated + (accs[i] * gl.convert_layout(of_means[i], gl.SliceLayout(1, OUT))[:, None],)
             accs = gated
             count = pass_over(rings[1], count, all_end - end + near - all_near)
+            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 2)
             for tile in range(near, behind):
                 summed = ()
                 for i in gl.static_range(MINE):
@@ -224,11 +241,11 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
             turn += 1
 
 
-@gluon.jit(do_not_specialize=("heads", "tiles", "jobs"))
+@gluon.jit(do_not_specialize=("heads", "tiles", "jobs", "zero"))
 @no_type_check
 def hstu_bsa_hopper_select(
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, gates_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
-    half_alpha, scale, heads, tiles, jobs,
+    half_alpha, scale, heads, tiles, jobs, zero,
     HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr,
     BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
@@ -246,7 +263,7 @@ def hstu_bsa_hopper_select(
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
-    sums = (out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale)
+    sums = (out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
@@ -305,7 +322,7 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
         rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
         call.q if call.gates is None else call.gates, call.blocks, call.offsets,
         call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
-        jobs, num_warps=4, **_constants(call, cut, block_v))
+        jobs, 0, num_warps=4, **_constants(call, cut, block_v))
 
 
 def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:

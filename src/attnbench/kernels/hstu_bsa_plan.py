@@ -172,17 +172,14 @@ class BsaProblem:
         return self.queries * self.others // rows + self.mean_rows
 
 
-def default_config(problem: BsaProblem, capability: tuple[int, int], *, aligned: bool = True) -> BsaConfig:
-    """Choose the cut for a problem.
+def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfig:
+    """Choose the cut for a problem: of the portable kernels, until a card has passed the tests of those for Hopper.
 
     Args:
         problem: the call.
         capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
-        aligned: whether rows and heads of q, k and v are multiples of 16 bytes apart, as the kernels for Hopper want.
     """
     values: dict[str, Any] = {}
-    if aligned and capability == (9, 0):
-        values |= hopper_cuts(problem)
     if capability == (0, 0) or problem.dtype != torch.bfloat16:
         # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its budget.
         values["silu"] = "exp"
@@ -231,13 +228,6 @@ def cut_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, 
     faults = {"select": config.select and select_fault(problem, config.select, capability=capability),
               "attend": config.attend and attend_fault(problem, config.attend, capability=capability)}
     return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
-
-
-def hopper_cuts(problem: BsaProblem) -> dict[str, Any]:
-    """Fields for the kernels for Hopper that can run a problem, and their cuts."""
-    select, attend = select_cut(problem), attend_cut(problem)
-    return ({"select": select} if select_fault(problem, select, capability=None) is None else {}) | (
-        {"attend": attend} if attend_fault(problem, attend, capability=None) is None else {})
 
 
 def parts_of(problem: BsaProblem, config: BsaConfig) -> tuple[int, int, int]:
