@@ -83,7 +83,9 @@ class Compiled:
     """between programs, in the PTX: how often one thread acquires or releases for all at gpu scope, and how many of
     these are open: global memory is touched between a release and the barrier before it, or an acquire and the next"""
     unset: Mapping[str, str]
-    "uniform registers that a path through the SASS of sm_90 reads and has not written, and where: see unset.py"
+    "registers that a path through the SASS of sm_90 reads and has not written, and where: see registers.py"
+    overwritten: Mapping[str, str]
+    "registers of it that are written while a product in flight reads them"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -189,8 +191,8 @@ def compile_with(
         By name of the Triton and label of the job.
 
     Raises:
-        RuntimeError: a job did not compile, and the message ends with the compiler's, or what came of it reads
-            registers that nothing has written.
+        RuntimeError: a job did not compile, and the message ends with the compiler's, or what came of it would give
+            wrong values, by what registers.py says.
     """
     try:
         for folder in versions.values():
@@ -209,9 +211,10 @@ def compile_with(
         if "wrong" in answer:
             raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
         found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
-        unset = {label: dict(one.unset) for label, one in found[name].items() if one.unset}
-        if unset:
-            raise RuntimeError(f"Triton {name}: not written on every path: {unset}")
+        wrong = {label: {**one.unset, **one.overwritten} for label, one in found[name].items()
+                 if one.unset or one.overwritten}
+        if wrong:
+            raise RuntimeError(f"Triton {name}: read where not written, or written while read: {wrong}")
     return found
 
 
@@ -263,10 +266,10 @@ def _close() -> None:
 def _compile(job: Job) -> Compiled:
     sys.path.append(str(Path(__file__).parent))
     import triton
+    from registers import overwritten, unset
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
-    from unset import unset
 
     module, name = job.kernel.split(":")
     kernel = getattr(importlib.import_module(module), name)
@@ -290,6 +293,7 @@ def _compile(job: Job) -> Compiled:
                     waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]),
                     handovers=handovers(compiled.asm["ptx"]), sass=sass,
                     unset=unset(text) if job.capability == 90 else {},
+                    overwritten=overwritten(text) if job.capability == 90 else {},
                     loops=_loops(code), shared=compiled.metadata.shared,
                     warps=_warps(compiled.asm["ptx"], job.num_warps))
 

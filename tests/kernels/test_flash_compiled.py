@@ -31,13 +31,14 @@ CELLS = {
 "Card, dim, mask, packed.  Each default by one Triton, the main ones by both: all by both takes as long again."
 
 
-def job_of(capability: int, dim: int, mask: dict, packed: bool) -> tuple[Job, str]:
-    """What the launcher launches by default, and the short form of it."""
+def job_of(capability: int, dim: int, mask: dict, packed: bool, short: str = "") -> tuple[Job, str]:
+    """What the launcher launches, by default or by a short form, and this form."""
     shape = (BATCH * SEQLEN, HEADS, dim) if packed else (BATCH, SEQLEN, HEADS, dim)
     q, k, v, out = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(4))
     offsets = {"cu_seqlens_q": torch.empty(BATCH + 1, dtype=torch.int32, device="meta"), "max_seqlen_q": SEQLEN}
     problem = problem_of(q, k, v, **mask, **(offsets if packed else {}))
-    config = forward_config((capability // 10, 0), 2, dim, SEQLEN, right=problem.right is not None)
+    default = forward_config((capability // 10, 0), 2, dim, SEQLEN, right=problem.right is not None)
+    config = parse(short) if short else default
     with recorded(flash_forward, "flash_forward", capability=capability) as jobs:
         flash_forward.launch_forward(q, k, v, out, torch.empty(lse_shape(q, problem), device="meta"), problem, config)
     (job,) = jobs
@@ -72,6 +73,16 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version):
     made = [(*job_of(*cell), cell[1]) for cell in CELLS[version]]
     found = compile_with({version: tritons()[version]}, [job for job, _, _ in made])[version]
     assert not {job.label: wrong for job, short, dim in made if (wrong := faults(job, short, dim, found[job.label]))}
+
+
+def test_the_order_that_sm_90_refuses_writes_what_a_product_in_flight_reads(monkeypatch):
+    """Why it is refused: a card with Triton 3.6 gave NaN."""
+    if "3.6" not in tritons():
+        pytest.skip(NO_OLDEST)
+    monkeypatch.setattr(flash_forward, "ahead_fault", lambda config, capability: None)
+    job, _ = job_of(90, 128, CAUSAL, False, "m128n64w8s3-ahead")
+    with pytest.raises(RuntimeError, match=r"written while read: .*'R\d+': '[0-9a-f]+: (FMNMX|VIADD|IADD3|FFMA)"):
+        compile_with({"3.6": tritons()["3.6"]}, [job])
 
 
 def test_nothing_is_compiled_anew_for_another_batch_head_or_window():

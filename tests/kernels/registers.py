@@ -1,14 +1,20 @@
-"""Uniform registers that compiled code reads where a path to the place has not written them.
+"""What compiled code does with registers that gives wrong values, seen in its SASS along all paths.
 
-The assembler of CUDA 12.8 was seen to move what two loops share, a descriptor of a product's operand, in front of
-the first of them, behind the branch that passes over it: where the first loop had no turn the second multiplied what
-another job had left.  PTX showed nothing; values were wrong on an H200.
+Both were met on an H200, where values were wrong, and in neither case did PTX show anything.
+
+    unset        The assembler of CUDA 12.8 moved what two loops share, a descriptor of a product's operand, in front of
+                 the first of them, behind the branch that passes over it: where the first loop had no turn the second
+                 multiplied what another job had left.
+    overwritten  A product of a warpgroup reads its operand from registers while the program goes on.  Carried as
+                 integers of its bits into the next turn of a loop, the operand looked dead, and its registers were
+                 given to others before the product was waited for.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);", re.MULTILINE)
 _PREDICATE = re.compile(r"!?U?P[T\d]")
@@ -16,6 +22,7 @@ _PREDICATE = re.compile(r"!?U?P[T\d]")
 _NO_RESULT = ("ST", "BAR", "RED.", "REDG", "REDS", "BRA", "BRX", "JMX", "EXIT", "WARPSYNC", "UTMA", "UTCHMMA",
               "UTCBAR", "BSSY", "BSYNC", "CALL", "RET", "WARPGROUP", "DEPBAR", "FENCE", "MEMBAR", "NOP", "SYNCS.ARRIVE",
               "CCTL", "UBLK", "KILL", "BPT", "NANOSLEEP")
+MOST_GROUPS = 8
 _JUMPS = ("BRA", "BRX", "JMX", "EXIT", "RET")
 
 
@@ -39,13 +46,36 @@ class Instruction:
         """Whether the next line is never the next."""
         return self.name.startswith(_JUMPS) and not self.guarded
 
-    def registers(self) -> tuple[set[int], set[int]]:
+    @property
+    def results(self) -> int:
+        """How many of the operands it writes."""
+        count = 0 if self.name.startswith(_NO_RESULT) else 1
+        while 0 < count < len(self.operands) and _PREDICATE.fullmatch(self.operands[count]):
+            count += 1
+        if count and _PREDICATE.fullmatch(self.operands[0]) and len(self.operands) > 1:
+            count = max(count, 2)
+        return count
+
+    def written(self) -> set[int]:
+        """Numbers of the registers of a thread it writes."""
+        found: set[int] = set()
+        for operand in self.operands[:self.results]:
+            if first := re.match(r"R(\d+)\b", operand):
+                found.update(range(int(first[1]), int(first[1]) + self._count()))
+        return found
+
+    def _count(self) -> int:
+        if self.name.startswith("HGMMA"):
+            return int(self.name.split(".")[1].split("x")[1]) // 2
+        if ".128" in self.name:
+            return 4
+        if ".64" in self.name or ".WIDE" in self.name or (self.name.startswith("CS2R") and ".32" not in self.name):
+            return 2
+        return 4 if self.name.startswith("LDSM") and self.name.endswith("4") else 1
+
+    def uniform(self) -> tuple[set[int], set[int]]:
         """Numbers of the uniform registers it reads, and of those it writes."""
-        results = 0 if self.name.startswith(_NO_RESULT) else 1
-        while 0 < results < len(self.operands) and _PREDICATE.fullmatch(self.operands[results]):
-            results += 1
-        if results and _PREDICATE.fullmatch(self.operands[0]) and len(self.operands) > 1:
-            results = max(results, 2)
+        results = self.results
         found: tuple[set[int], set[int]] = (set(), set())
         for place, operand in enumerate(self.operands):
             for number in map(int, re.findall(r"\bUR(\d+)\b", operand)):
@@ -80,7 +110,7 @@ def instructions(sass: str) -> list[Instruction]:
 def unset(sass: str) -> dict[str, str]:
     """Uniform registers that are read where some path has not written them, each with the first line that does."""
     code = instructions(sass)
-    effects = [one.registers() for one in code]
+    effects = [one.uniform() for one in code]
     behind = _paths(code)
     written: list[set[int] | None] = [None] * len(code)
     written[0] = set()
@@ -99,6 +129,49 @@ def unset(sass: str) -> dict[str, str]:
         for register in reads - (known if known is not None else reads):
             found.setdefault(f"UR{register}", f"{one.at:x}: {one.name} {', '.join(one.operands)}")
     return found
+
+
+Groups = tuple[frozenset[int], ...]
+"Registers that products read: of the group being issued, then of those issued, the youngest first."
+
+
+def overwritten(sass: str) -> dict[str, str]:
+    """Registers that a product of a warpgroup in flight reads and something else writes, each with such a line."""
+    code = instructions(sass)
+    behind = _paths(code)
+    in_flight: list[Groups | None] = [None] * len(code)
+    in_flight[0] = (frozenset(),)
+    todo = [0]
+    found: dict[str, str] = {}
+    while todo:
+        place = todo.pop()
+        one, groups = code[place], in_flight[place] or (frozenset(),)
+        if one.name.startswith("HGMMA"):
+            groups = _issued(one, groups)
+        elif one.name.startswith("WARPGROUP.DEPBAR"):
+            groups = groups[:1 + int(one.operands[-1], 16)]
+        else:
+            for register in one.written() & frozenset().union(*groups):
+                found.setdefault(f"R{register}", f"{one.at:x}: {one.name} {', '.join(one.operands)}")
+        for after in behind[place]:
+            known = in_flight[after]
+            both = groups if known is None else tuple(
+                left | right for left, right in zip_longest(known, groups, fillvalue=frozenset()))
+            if both != known:
+                in_flight[after] = both
+                todo.append(after)
+    return found
+
+
+def _issued(product: Instruction, groups: Groups) -> Groups:
+    """The groups after a product, which ends its own where it names the scoreboard."""
+    operand = re.fullmatch(r"R(\d+)", product.operands[1])
+    read = range(int(operand[1]), int(operand[1]) + 4) if operand else ()
+    groups = (groups[0] | frozenset(read), *groups[1:])
+    if product.operands[-1].startswith("gsb"):
+        groups = (frozenset(), *groups)
+    # More than a loop issues before it waits: older ones count as one.
+    return groups[:MOST_GROUPS] + ((frozenset().union(*groups[MOST_GROUPS:]),) if groups[MOST_GROUPS:] else ())
 
 
 def _paths(code: list[Instruction]) -> list[set[int]]:
