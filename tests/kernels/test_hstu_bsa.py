@@ -316,6 +316,9 @@ def test_a_session_of_the_backend_passes_the_examination_of_a_run(bsa, monkeypat
         assert (outcome.ok, outcome.reason) == (True, None)
         assert launch.executed_flops == sparse_work(case).flops
         assert list(launch.phases) == ["pool", "select", "lists", "attend"]
+    hopper = HstuBsaTriton(Config("ws", {"select": {}, "attend": {}})).session(case, inputs[0])
+    with pytest.raises(Unsupported, match=r"^hstu-bsa-triton: select is for sm_90 alone, .*; another conf"), hopper:
+        pass
     shorts = [config.short for config in backend.configs(case)]
     assert len({*shorts}) == len(shorts)
     assert not any(mark in short for short in shorts for mark in ",[] ")

@@ -21,7 +21,7 @@ from .hopper_machine import machine_runs
 from .interpreter import interpreted
 
 ROWS = 128
-CUT = AttendCut(stages=2, jobs=2, step_mib=0, ring_mib=0, silu="exp")
+CUT = AttendCut(stages=2, jobs=2, step_mib=0, ring_mib=0)
 
 
 def problem_of(lengths, queries=None, *, targets=None, heads=2, dims=(16, 16), block_size=16, counts=3, gates=0,
@@ -97,7 +97,7 @@ def call_of(problem, sequences, cut, *, draw=torch.rand, spread=1.0):
     blocks = sequences.chosen(draw)
     sequences.lists(blocks, workspace)
     targets = torch.tensor([n - s for n, s in zip(sequences.lengths, sequences.seen, strict=True)])
-    return BsaCall(problem=p, config=BsaConfig(attend_rows=ROWS), q=q, k=k, v=v, gates=gates,
+    return BsaCall(problem=p, config=BsaConfig(attend_rows=ROWS, silu="exp"), q=q, k=k, v=v, gates=gates,
                    offsets=sequences.offsets, offsets_q=sequences.offsets_q if p.has_cache else None,
                    num_targets=targets if p.has_targets else None, out=out, blocks=blocks, workspace=workspace)
 
@@ -194,7 +194,7 @@ def test_a_block_that_all_choose_is_many_tiles():
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (32, 64)])
 def test_the_dims_of_the_bars(dims):
     problem, sequences = made({"lengths": [100, 65], "counts": 4, "dims": dims, "block_size": 32, "gates": 3})
-    cut = replace(attend_cut(problem), silu="exp", step_mib=0, ring_mib=0)
+    cut = replace(attend_cut(problem), step_mib=0, ring_mib=0)
     call = call_of(problem, sequences, cut)
     held(call, sequences, ran(call, cut, seed=dims[0]))
 
@@ -269,7 +269,7 @@ def test_what_cannot_be_launched_is_named(given, cut, words):
 def test_a_refusal_is_one_line():
     problem, sequences = made({"lengths": [70], "dims": (16, 20)})
     call = call_of(problem, sequences, CUT)
-    with pytest.raises(ValueError, match=r"^attend_hopper: copies 16 bytes.*; another kernel$"):
+    with pytest.raises(ValueError, match=r"^attend_hopper: reads 16 bytes.*; another kernel$"):
         ran(call, CUT)
     problem, sequences = made({"lengths": [70]})
     call = call_of(problem, sequences, CUT)

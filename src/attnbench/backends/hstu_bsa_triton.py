@@ -14,7 +14,7 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem
+    from attnbench.kernels.hstu_bsa_plan import BsaConfig
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
@@ -44,18 +44,6 @@ class HstuBsaTriton(OurTriton):
         ):
             if not fits:
                 raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
-        self._check_cuts(case, machine)
-
-    def _check_cuts(self, case: Any, machine: Machine) -> None:
-        """Refuse a cut of the kernels for Hopper that cannot run the case or the card."""
-        if self.config is None or not any(self.config.values.get(name) for name in ("select", "attend")):
-            return
-        from attnbench.kernels.hstu_bsa_plan import BsaConfig, changed_config, cut_fault
-
-        problem = _problem_of(case)
-        config = changed_config(BsaConfig(), problem, self.config.values)
-        if fault := cut_fault(problem, config, capability=machine.capability or (0, 0)):
-            raise Unsupported(refusal(self.name, "config", self.config.short, f"cannot run: {fault}", "another cut"))
 
     def configs(self, case: Any) -> Iterable[Config]:
         """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
@@ -110,23 +98,6 @@ def _said(config: BsaConfig) -> str:
     return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
 
 
-def _problem_of(case: Any) -> BsaProblem:
-    """What of a case the cuts depend on; sequences are taken as whole."""
-    import torch
-
-    from attnbench.kernels.hstu_bsa_plan import BsaProblem
-
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    queries = case.seqlen if case.delta_q is None else min(case.seqlen, case.delta_q)
-    return BsaProblem(
-        batch=case.batch, heads=case.nheads, queries=case.batch * queries, keys=case.batch * case.seqlen,
-        max_seqlen=case.seqlen, max_seqlen_q=queries, attn_dim=case.attn_dim, linear_dim=case.linear_dim,
-        dtype=dtypes.get(case.dtype, torch.float32), block_size=case.block_size, block_counts=case.block_counts,
-        local_window=case.local_window or 0, gates=(3 if case.local_window else 2) if case.gates else 0,
-        alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, shared=case.selection == "shared", pairs=case.pairs,
-        has_targets=case.num_targets != "0", has_cache=case.delta_q is not None)
-
-
 class _Session(Buffers):
     """Buffers of one session."""
 
@@ -149,6 +120,8 @@ class _Session(Buffers):
                       block_counts=case.block_counts, validate=True)
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
         config = kernels.changed_config(kernels.default_config(problem, tensors.capability), problem, changes)
+        if fault := kernels.cut_fault(problem, config, capability=tensors.capability):
+            raise Unsupported(f"{HstuBsaTriton.name}: {fault}; another configuration")
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
         self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),

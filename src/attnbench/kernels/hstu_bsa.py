@@ -39,6 +39,7 @@ from attnbench.kernels.hstu_bsa_plan import (
     BsaProblem,
     backward_shapes,
     changed_config,
+    cut_fault,
     default_config,
 )
 from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
@@ -46,7 +47,7 @@ from attnbench.kernels.hstu_dense_problem import WHO as DENSE
 from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
 
 __all__ = ["BsaCall", "BsaConfig", "BsaGradients", "BsaProblem", "BsaTensors", "allocate", "backward",
-           "backward_shapes", "changed_config", "check", "default_config", "forward", "forward_workspace",
+           "backward_shapes", "changed_config", "check", "cut_fault", "default_config", "forward", "forward_workspace",
            "hstu_bsa_attention", "problem_of"]
 
 WHO = "hstu_bsa_attention"

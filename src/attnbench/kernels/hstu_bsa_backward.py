@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu_bsa_forward import BsaCall, columns_of
+from attnbench.kernels.hstu_bsa_forward import BsaCall
 from attnbench.kernels.hstu_bsa_grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu_bsa_grad_rows import hstu_bsa_grad_rows
 from attnbench.kernels.hstu_bsa_lists import hstu_bsa_order
@@ -85,7 +85,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
     tiles = triton.cdiv(p.max_seqlen, p.block_size)
     lists = {"entries_ptr": grad.workspace.get("ordered", call.blocks),
              "starts_ptr": call.workspace.get("starts", call.blocks)}
-    columns = columns_of(max(p.attn_dim, p.linear_dim))
+    columns = max(p.block_d, p.block_v)
     hstu_bsa_grad_keys[(units * tiles,)](
         **common, **lists, **_pointers(grad, "dmeans"), first_unit=first, tiles=tiles,
         entry_rows=p.queries * p.others, count_rows=p.count_rows, SHARED=p.shared,

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from attnbench.kernels.hopper import is_rows
 from attnbench.kernels.hstu_bsa_attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
 from attnbench.kernels.hstu_bsa_hopper_attend import attend_hopper
 from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
@@ -74,8 +75,25 @@ class BsaCall:
     def dims(self) -> dict[str, int]:
         """Dims, and the columns of their tiles."""
         p = self.problem
-        return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": columns_of(p.attn_dim),
-                "BLOCK_V": columns_of(p.linear_dim)}
+        return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "BLOCK_V": p.block_v}
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Of the card; None for tensors that are not on one."""
+        return torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
+
+    def require(self, who: str, fault: str | None) -> None:
+        """Refuse what a kernel for Hopper cannot run, or read.
+
+        Raises:
+            ValueError: there is a fault, or q, k or v does not lie as `hopper.is_rows` says; one line says which.
+        """
+        if fault:
+            raise ValueError(f"{who}: {fault}; another kernel")
+        for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
+            if x.numel() and not is_rows(x):
+                raise ValueError(f"{who}: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned tensor, or "
+                                 "another kernel")
 
     def tensors(self, *names: str) -> dict[str, Tensor]:
         """Pointers by name, of the call or of its workspace."""
@@ -84,11 +102,6 @@ class BsaCall:
     def factors(self) -> dict[str, float]:
         """Numbers of the function."""
         return {"half_alpha": self.problem.alpha / 2, "scale": 1 / self.problem.scaling_seqlen}
-
-
-def columns_of(dim: int) -> int:
-    """Columns of a tile for this many dims: a power of two, at least the 16 of a tensor core."""
-    return max(16, triton.next_power_of_2(dim))
 
 
 def allocate(shapes: Shapes, device: torch.device) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, no_type_check
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -29,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hopper import ROWS, barriers, flat, is_rows, rows_of, sync_warps
+from attnbench.kernels.hopper import ROWS, barriers, flat, rows_of, sync_warps
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
 from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, porter, publish, scout
@@ -240,25 +239,18 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
         cut: of the kernel; None: `attend_cut`'s.
 
     Raises:
-        ValueError: `attend_fault` has one, or a tensor does not lie as `is_rows` says; one line says which.
+        ValueError: `attend_fault` has one, or as `BsaCall.require` says.
     """
     p = call.problem
     cut = cut or attend_cut(p)
-    capability = torch.cuda.get_device_capability(call.q.device) if call.q.is_cuda else None
-    fault = attend_fault(p, cut, capability=capability)
-    if fault:
-        raise ValueError(f"attend_hopper: {fault}; another kernel")
-    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
-        if x.numel() and not is_rows(x):
-            raise ValueError(f"attend_hopper: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned "
-                             "tensor, or another kernel")
+    call.require("attend_hopper", attend_fault(p, cut, capability=call.capability))
     # A sequence of no whole block has no list.
     if not p.units * p.max_seqlen_q or not p.mean_rows:
         return
-    group, (block_d, block_v) = cut.group(p), (call.dims()[name] for name in ("BLOCK_D", "BLOCK_V"))
+    group = cut.group(p)
     call.workspace["progress"].zero_()
     hstu_bsa_hopper_attend[(cut.programs * processors(call.q),)](
-        q_ptr=call.q, k_desc=rows_of(call.k, p.block_size, block_d), v_desc=rows_of(call.v, p.block_size, block_v),
+        q_ptr=call.q, k_desc=rows_of(call.k, p.block_size, p.block_d), v_desc=rows_of(call.v, p.block_size, p.block_v),
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"), **call.sequences(),
         **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=cut.steps(p),
@@ -269,6 +261,6 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
 
 def _constants(call: BsaCall, cut: AttendCut) -> dict[str, Any]:
     p = call.problem
-    return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": call.dims()["BLOCK_D"], "OTHERS": p.others,
-            "GATES": p.gates, "SHARED": p.shared, "TANH": cut.silu == "tanh", "KEEP": cut.keep,
+    return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "OTHERS": p.others,
+            "GATES": p.gates, "SHARED": p.shared, "TANH": call.config.silu == "tanh", "KEEP": cut.keep,
             "STAGES": cut.stages, "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "REGISTERS": 128, "SUM_REGISTERS": 112}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attnbench.kernels.hstu_bsa_hopper_cut import SHARED_BYTES
+from attnbench.kernels.hstu_bsa_hopper_cut import SHARED_BYTES, first_fault
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu_bsa_plan import BsaProblem, Shapes
@@ -41,8 +41,6 @@ class AttendCut:
     "partial rows are the last that the L2 gives up, after the call too"
     programs: int = 1
     "an SM"
-    silu: str = "tanh"
-    "as of `BsaConfig`"
 
     def group(self, problem: BsaProblem) -> int:
         """Pairs of a step."""
@@ -66,13 +64,12 @@ class AttendCut:
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:
-    """The cut for a problem, by reading compiled code: no card has run one yet."""
-    block_d, block_v = _columns(problem.attn_dim), _columns(problem.linear_dim)
+    """The cut for a problem, chosen by reading compiled code."""
+    p = problem
     fits = [stages for stages in (2, 4, 6)
-            if AttendCut(stages=stages).shared_bytes(block_d, block_v, problem.block_size) <= SHARED_BYTES]
-    rows = 32 if block_v > 64 else 64
-    return AttendCut(stages=max(fits, default=2), job_rows=rows if problem.others <= 3 else rows // 2,
-                     silu="tanh" if problem.dtype == torch.bfloat16 else "exp")
+            if AttendCut(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
+    rows = 32 if p.block_v > 64 else 64
+    return AttendCut(stages=max(fits, default=2), job_rows=rows if p.others <= 3 else rows // 2)
 
 
 def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
@@ -91,28 +88,13 @@ def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, 
         capability: of the card; None: not asked.
     """
     p = problem
-    dims = (p.attn_dim, p.linear_dim)
-    shared = cut.shared_bytes(_columns(p.attn_dim), _columns(p.linear_dim), p.block_size)
-    odd = [dim for dim in dims if dim * p.item % 16]
-    for wrong, said in (
-        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (p.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
-        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
-        (bool(odd), f"copies 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
+    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v, p.block_size), (
         (p.others < 1, "has nothing to do for one block a query; at least 2"),
         (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
         (cut.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {cut.job_rows}"),
         (cut.stages < 2 or cut.stages % 2 == 1, f"has {cut.stages} tiles in flight; 2, 4 or another even number"),
         (min(cut.jobs, cut.programs) < 1, "has no job or program; at least 1"),
-        (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
-    ):
-        if wrong:
-            return said
-    return None
-
-
-def _columns(dim: int) -> int:
-    return max(16, 1 << (dim - 1).bit_length())
+    ))
 
 
 def _pair_bytes(problem: BsaProblem) -> int:

@@ -1,7 +1,11 @@
-"""How `select` of block-sparse HSTU for Hopper is cut, and what it cannot run.  Imports without triton."""
+"""How `select` of block-sparse HSTU for Hopper is cut, and what it, or any kernel for Hopper here, cannot run.
+
+Imports without triton.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,14 +63,7 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         capability: of the card; None: not asked.
     """
     p = problem
-    dims = (p.attn_dim, p.linear_dim)
-    shared = cut.shared_bytes(*map(_columns, dims))
-    odd = [dim for dim in dims if dim * p.item % 16]
-    for wrong, said in (
-        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (p.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
-        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
-        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v), (
         (p.has_targets, "knows no targets"),
         (p.pairs, "knows no pairs"),
         (p.shared, "selects for each head alone"),
@@ -74,17 +71,35 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
         (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
         (cut.stages < 1, "has no stage; at least 1"),
-        (cut.held(_columns(p.linear_dim)) > HELD.get(cut.groups, 0),
+        (cut.held(p.block_v) > HELD.get(cut.groups, 0),
          f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
-        (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}"),
-    ):
-        if wrong:
-            return said
-    return None
+    ))
+
+
+def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared: int,
+                own: Iterable[tuple[bool, str]]) -> str | None:
+    """The first of what no kernel for Hopper here can run, and of what is a kernel's own; None where there is none.
+
+    Args:
+        problem: the call.
+        capability: of the card; None: not asked.
+        shared: bytes of shared memory that a program takes.
+        own: whether something is wrong, and the words for it.
+    """
+    dims = (problem.attn_dim, problem.linear_dim)
+    odd = [dim for dim in dims if dim * problem.item % 16]
+    of_all = (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (problem.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
+        (bool(odd), f"reads 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
+    )
+    too_much = (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}")
+    return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)
 
 
 def select_cut(problem: BsaProblem) -> SelectCut:
-    """The cut for a problem, chosen by reading compiled code; no card has run one yet.
+    """The cut for a problem, chosen by reading compiled code; no card has run it as it is.
 
     Of 128 dims the product of queries and means reads as much shared memory as it can: with tiles of 32 means the
     queries would be read twice as often.  Of 64 dims instructions are the most: narrow tiles waste fewer, and two
@@ -94,7 +109,3 @@ def select_cut(problem: BsaProblem) -> SelectCut:
     if max(problem.attn_dim, problem.linear_dim) > 64:
         return SelectCut() if problem.others <= 4 else SelectCut(blocks=32, stages=8)
     return SelectCut(blocks=32, stages=8, rows=128 if problem.max_seqlen_q >= 4096 and problem.others <= 4 else 64)
-
-
-def _columns(dim: int) -> int:
-    return max(16, 1 << (dim - 1).bit_length())

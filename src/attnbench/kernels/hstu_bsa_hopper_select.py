@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, no_type_check
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
@@ -30,7 +29,6 @@ from attnbench.kernels.hopper import (
     fill,
     flat,
     give_back,
-    is_rows,
     load_tile,
     place_of,
     ring_of,
@@ -295,24 +293,16 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
         cut: of the kernel; None: `select_cut`'s.
 
     Raises:
-        ValueError: `select_fault` has one, or a tensor does not lie as `is_rows` says; one line says which.
+        ValueError: `select_fault` has one, or as `BsaCall.require` says.
     """
     p = call.problem
     cut = cut or select_cut(p)
-    capability = torch.cuda.get_device_capability(call.q.device) if call.q.is_cuda else None
-    fault = select_fault(p, cut, capability=capability)
-    if fault:
-        raise ValueError(f"select_hopper: {fault}; another kernel")
-    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
-        if x.numel() and not is_rows(x):
-            raise ValueError(f"select_hopper: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned "
-                             "tensor, or another kernel")
+    call.require("select_hopper", select_fault(p, cut, capability=call.capability))
     tiles = -(-p.max_seqlen_q // (cut.rows * cut.groups))
     jobs = tiles * p.units
     if not jobs or not call.out.numel():
         return
-    dims = call.dims()
-    block_d, block_v = dims["BLOCK_D"], dims["BLOCK_V"]
+    block_d, block_v = p.block_d, p.block_v
     # Without a whole block no mean is loaded, and keys stand in.
     means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
                         for name, x in (("means_k", call.k), ("means_v", call.v)))
@@ -322,12 +312,12 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
         rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
         call.q if call.gates is None else call.gates, call.blocks, call.offsets,
         call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
-        jobs, 0, num_warps=4, **_constants(call, cut, block_v))
+        jobs, 0, num_warps=4, **_constants(call, cut))
 
 
-def _constants(call: BsaCall, cut: SelectCut, block_v: int) -> dict[str, Any]:
+def _constants(call: BsaCall, cut: SelectCut) -> dict[str, Any]:
     p = call.problem
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
             "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh",
-            "BESIDE": cut.beside, "BLOCKS": cut.blocks, "BLOCK_V": block_v, "GROUPS": cut.groups,
+            "BESIDE": cut.beside, "BLOCKS": cut.blocks, "BLOCK_V": p.block_v, "GROUPS": cut.groups,
             "MINE": cut.rows // ROWS.value, "STAGES": cut.stages, "REGISTERS": REGISTERS[cut.groups]}

@@ -14,7 +14,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from attnbench.kernels.hopper import ROWS, flat, give_back, place_of, store_tile, sync_warps, take, wait_tile
-from attnbench.kernels.hstu_bsa_hopper_topk import NOTHING, columns_of, fold_keys, keys_of, merge_owners, store_blocks
+from attnbench.kernels.hstu_bsa_hopper_topk import (
+    NOTHING,
+    fold_keys,
+    keys_of,
+    merge_owners,
+    parted_columns,
+    store_blocks,
+)
 from attnbench.kernels.hstu_bsa_tiles import near_masks, near_weights, standing
 from attnbench.kernels.hstu_dense_tiles import silu
 
@@ -46,7 +53,7 @@ def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.const
     if len(best) > 0:
         keys = keys_of(scores, start, BITS)
         if MASKED:
-            own, place = columns_of(scores)
+            own, place = parted_columns(scores)
             keys = gl.where(place < limit[:, None] - start - own, keys, NOTHING)
         best = fold_keys(best, keys, ROWS, BLOCKS)
     return best
@@ -72,7 +79,7 @@ def coarse_tile(accs, lists, qs, rings, count, start, limits, half_alpha, BLOCKS
             ranked = ranked + (rank_scores(lists[i], mine, limits[i][1], start, BLOCKS, BITS, MASKED),)
         seen = mine
         if MASKED:
-            own, place = columns_of(mine)
+            own, place = parted_columns(mine)
             seen = gl.where(place < limits[i][0][:, None] - start - own, mine, 0.0)  # whose SiLU is 0
         sums = sums + (issue_sum(accs[i], silu(seen, half_alpha, APPROXIMATE), rings, count, qs[i].dtype),)
         scores = scores + (mine,)

@@ -32,7 +32,7 @@ OWNERS = gl.constexpr(4)
 
 @gluon.jit
 @no_type_check
-def columns_of(scores):
+def parted_columns(scores):
     """Columns [1, blocks] of a product in two parts: what all of a thread's have, and a constant of the code."""
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     own = columns & 6
@@ -47,7 +47,7 @@ def keys_of(scores, start, BITS: gl.constexpr):
     The number comes first and the order of the scores' bits behind it: three operations, where the other way round
     the compiler makes four.
     """
-    own, place = columns_of(scores)
+    own, place = parted_columns(scores)
     bits = scores.to(gl.int32, bitcast=True)
     named = (bits & -(2**BITS)) | (((2**BITS - 1 - start) ^ own) ^ place)
     return named ^ ((bits >> 31) & (0x7FFFFFFF & -(2**BITS)))

@@ -34,14 +34,12 @@ def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: 
     return tl.where(block < local, block, -1)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 @no_type_check
-def hstu_bsa_rank(
-    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows,
-    count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """A program: CHUNK entries; the counts were 0."""
+def own_entries(blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
+                OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+                CHUNK: tl.constexpr):
+    """A program's CHUNK entries and their blocks, and where its sequence's entries and counts lie."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
@@ -51,9 +49,23 @@ def hstu_bsa_rank(
     stride = list_heads * (OTHERS + 1)
     block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
                           entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
-    counts = counts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
-    rank = tl.atomic_add(counts + block, 1, mask=block >= 0, sem="relaxed")
-    tl.store(ranks_ptr + head * entry_rows + query_start * OTHERS + entry, rank, mask=block >= 0)
+    entries = head * entry_rows + query_start * OTHERS
+    return entry, block, entries, head * count_rows + key_start // BLOCK_SIZE + number
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_rank(
+    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows,
+    count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A program: CHUNK entries; the counts were 0."""
+    entry, block, entries, counts = own_entries(
+        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    rank = tl.atomic_add(counts_ptr + counts + block, 1, mask=block >= 0, sem="relaxed")
+    tl.store(ranks_ptr + entries + entry, rank, mask=block >= 0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -100,20 +112,12 @@ def hstu_bsa_scatter(
     HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries."""
-    unit = tl.program_id(0) // chunks
-    number = unit // list_heads
-    head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
-    entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
-    stride = list_heads * (OTHERS + 1)
-    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
-                          entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
-    base = head * entry_rows + query_start * OTHERS
-    rank = tl.load(ranks_ptr + base + entry, mask=block >= 0, other=0)
-    start = tl.load(starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number + block, mask=block >= 0,
-                    other=0)
-    tl.store(entries_ptr + base + start + rank, entry, mask=block >= 0)
+    entry, block, entries, starts = own_entries(
+        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    rank = tl.load(ranks_ptr + entries + entry, mask=block >= 0, other=0)
+    start = tl.load(starts_ptr + starts + block, mask=block >= 0, other=0)
+    tl.store(entries_ptr + entries + start + rank, entry, mask=block >= 0)
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -25,7 +25,7 @@ SCHEDULES = ("ticket", "passes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BsaConfig:
-    """How the kernels are cut.  The defaults were chosen by reading compiled code, not yet on a card."""
+    """How the kernels are cut.  The defaults were chosen by reading compiled code and a few trials on an H200."""
 
     select: SelectCut | None = None
     "of the kernel for Hopper that selects; None: the portable one, which the fields `select_...` cut"
@@ -136,6 +136,16 @@ class BsaProblem:
     def item(self) -> int:
         """Bytes of an element."""
         return self.dtype.itemsize
+
+    @property
+    def block_d(self) -> int:
+        """Columns of a tile of queries or keys: a power of two, at least the 16 of a tensor core."""
+        return max(16, 1 << (self.attn_dim - 1).bit_length())
+
+    @property
+    def block_v(self) -> int:
+        """The same of values."""
+        return max(16, 1 << (self.linear_dim - 1).bit_length())
 
     @property
     def mean_rows(self) -> int:
