@@ -24,6 +24,19 @@ SHAPES = ((512, 4, 128), (2048, 4, 128), (8192, 4, 128), (2048, 8, 64), (8192, 8
 "Longest sequence, heads, dims."
 
 
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Read one shape, ``2048:4:128``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text} is no shape; N:heads:dims, as 2048:4:128")
+    seqlen, heads, dim = map(int, parts)
+    return seqlen, heads, dim
+
+
 def measured(shape: tuple[int, int, int], mode: str, sequences: int, args: argparse.Namespace) -> Run:
     """One run: whole sequences, and three times as many of even lengths."""
     seqlen, heads, dim = shape
@@ -59,14 +72,14 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backends", default="hstu-triton")
     parser.add_argument("--modes", default="fwd,bwd")
-    parser.add_argument("--shapes", default="", help="comma list of N:heads:dims")
+    parser.add_argument("--shapes", default=SHAPES, help="comma list of N:heads:dims",
+                        type=lambda text: [shape_of(part) for part in text.split(",")])
     parser.add_argument("--sequences", type=int, default=0, help="whole ones; 0: 262,144 rows in all")
     parser.add_argument("--max-seconds", type=float, default=None)
     args = parser.parse_args()
-    shapes = [tuple(map(int, text.split(":"))) for text in args.shapes.split(",")] if args.shapes else SHAPES
     whole: Run | None = None
     for mode in args.modes.split(","):
-        for shape in shapes:
+        for shape in args.shapes:
             run = measured(shape, mode, args.sequences or 262144 // shape[0], args)
             print("\n".join(line(run, backend) for backend in args.backends.split(",")), flush=True)
             whole = run if whole is None else replace(whole, records=(*whole.records, *run.records))
