@@ -15,7 +15,7 @@ from torch import Tensor
 from attnbench.kernels.hstu_bsa_forward import BsaCall
 from attnbench.kernels.hstu_bsa_grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu_bsa_grad_rows import hstu_bsa_grad_rows
-from attnbench.kernels.hstu_bsa_lists import hstu_bsa_order
+from attnbench.kernels.hstu_bsa_lists import hstu_bsa_merge, hstu_bsa_sort
 from attnbench.kernels.hstu_bsa_plan import pairs_of_pass
 
 LARGEST_SUMS = 4096
@@ -73,11 +73,17 @@ def _order(grad: BsaGradients) -> None:
     """Lists in order: a forward leaves them as its atomics have it."""
     call, p, c = grad.call, grad.call.problem, grad.call.config
     chunks = triton.cdiv(p.slot_rows, c.order_chunk)
-    if chunks:
-        hstu_bsa_order[(p.batch * p.list_heads * chunks,)](
-            **call.tensors("blocks", "entries", "starts"), ordered_ptr=grad.workspace["ordered"], **call.sequences(),
-            list_heads=p.list_heads, chunks=chunks, entry_rows=p.queries * p.others, count_rows=p.count_rows,
-            **call.flags(), OTHERS=p.others, CHUNK=c.order_chunk, num_warps=c.list_warps)
+    if not chunks:
+        return
+    common = {**call.tensors("blocks", "starts"), "pieces_ptr": grad.workspace["pieces"], **call.sequences(),
+              "list_heads": p.list_heads, "chunks": chunks, "entry_rows": p.queries * p.others,
+              "count_rows": p.count_rows, **call.flags(), "OTHERS": p.others, "CHUNK": c.order_chunk,
+              "num_warps": c.order_warps}
+    grid = (p.batch * p.list_heads * chunks,)
+    # The largest key is that of the last entry in the last block; past it stands what is no entry.
+    wide = (p.max_seqlen // p.block_size + 1) * p.slot_rows >= 2**31
+    hstu_bsa_sort[grid](**common, **call.tensors("entries"), slot_rows=p.slot_rows, WIDE=wide)
+    hstu_bsa_merge[grid](**common, ordered_ptr=grad.workspace["ordered"], STEPS=c.order_chunk.bit_length())
 
 
 def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) -> None:

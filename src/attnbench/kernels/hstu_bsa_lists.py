@@ -7,9 +7,14 @@ An entry t (S - 1) + s says that slot s of query t chose a block before its loca
     place    per sequence: where each block's list starts, and a table of tiles of ROWS entries of one block, so
              that a block chosen by all is many tiles and not one long loop
     scatter  each entry goes to its place
-    order    each list by its entries, for a backward, whose sums over it are to be the same each time
 
-Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.
+Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.  A
+backward, whose sums over a list are to be the same each time, has each list in ascending order:
+
+    sort     each piece of so many places by block and entry: what a piece holds of a list is in order
+    merge    an entry's place is behind the smaller ones of its list, which a search counts in each piece the list is in
+
+A list of n entries takes n²/CHUNK searches: one of all queries of a sequence is tolerable.
 """
 
 from __future__ import annotations
@@ -120,34 +125,81 @@ def hstu_bsa_scatter(
     tl.store(entries_ptr + entries + start + rank, entry, mask=block >= 0)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 @no_type_check
-def hstu_bsa_order(
-    blocks_ptr, entries_ptr, ordered_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
-    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
-):
-    """A program: CHUNK entries, each put behind the smaller ones of its list."""
+def own_places(starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
+               OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+               CHUNK: tl.constexpr):
+    """A program's CHUNK places and how many its sequence's lists have, where their entries, starts and blocks lie."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, _, _, _, seen = sequence(
         offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
     starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
-    listed = tl.load(starts + seen // BLOCK_SIZE)
-    at = tl.arange(0, CHUNK)
-    place = (tl.program_id(0) - unit * chunks) * CHUNK + at
+    place = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
+    rows = (query_start * list_heads + head) * (OTHERS + 1)
+    return place, tl.load(starts + seen // BLOCK_SIZE), head * entry_rows + query_start * OTHERS, starts, rows
+
+
+@triton.jit
+@no_type_check
+def listed_blocks(blocks_ptr, entry, mask, list_heads, OTHERS: tl.constexpr):
+    """Block of each listed entry."""
+    row = (entry // OTHERS).to(tl.int64) * list_heads * (OTHERS + 1)
+    return tl.load(blocks_ptr + row + entry % OTHERS, mask=mask, other=0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_sort(
+    blocks_ptr, entries_ptr, pieces_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, slot_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+):
+    """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
+    place, listed, base, _starts, rows = own_places(
+        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    if tl.min(place, 0) >= listed:
+        return
     mask = place < listed
-    base = head * entry_rows + query_start * OTHERS
     entry = tl.load(entries_ptr + base + place, mask=mask, other=0)
-    block = tl.load(blocks_ptr + ((query_start + entry // OTHERS) * list_heads + head) * (OTHERS + 1)
-                    + entry % OTHERS, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
+    if WIDE:
+        key = tl.where(mask, block.to(tl.int64) * slot_rows + entry, 0x7FFFFFFFFFFFFFFF)
+    else:
+        key = tl.where(mask, block * slot_rows + entry, 0x7FFFFFFF)
+    tl.store(pieces_ptr + base + place, (tl.sort(key) % slot_rows).to(tl.int32), mask=mask)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_merge(
+    blocks_ptr, pieces_ptr, ordered_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+):
+    """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
+    place, listed, base, starts, rows = own_places(
+        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    if tl.min(place, 0) >= listed:
+        return
+    mask = place < listed
+    entry = tl.load(pieces_ptr + base + place, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
     begin = tl.load(starts + block, mask=mask, other=listed)
     end = tl.load(starts + block + 1, mask=mask, other=0)
     before = begin
-    for first in range(tl.min(begin, 0), tl.max(end, 0), CHUNK):
-        other = first + at
-        behind = tl.load(entries_ptr + base + other, mask=other < listed, other=0)[None, :] < entry[:, None]
-        same = (other[None, :] >= begin[:, None]) & (other[None, :] < end[:, None])
-        before += tl.sum((behind & same).to(tl.int32), 1)
+    for piece in range(tl.min(begin, 0) // CHUNK * CHUNK, tl.max(end, 0), CHUNK):
+        first = tl.maximum(begin, piece)
+        low = first
+        high = tl.maximum(tl.minimum(end, piece + CHUNK), first)
+        for _step in tl.static_range(STEPS):
+            middle = (low + high) // 2
+            smaller = tl.load(pieces_ptr + base + middle, mask=low < high, other=0x7FFFFFFF) < entry
+            high = tl.where(smaller | (low == high), high, middle)
+            low = tl.where(smaller, middle + 1, low)
+        before += low - first
     tl.store(ordered_ptr + base + before, entry, mask=mask)

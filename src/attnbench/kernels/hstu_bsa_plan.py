@@ -48,8 +48,9 @@ class BsaConfig:
     "nearby keys at a time"
     chunk: int = 512
     "entries of a program that sorts them"
-    order_chunk: int = 128
-    "entries that are put in order at a time, for a backward"
+    order_chunk: int = 512
+    "entries of a piece that is put in order by one program, for a backward; a power of two"
+    order_warps: int = 4
     list_warps: int = 4
     attend_rows: int = 64
     "queries of a tile of the selected branch"
@@ -315,6 +316,7 @@ def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
         pairs = pairs_of_pass(p, p.attn_dim, config)
         shapes |= {"partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
                    "partial_dgate": ((pairs, p.slot_rows), torch.float32),
+                   "pieces": ((p.list_heads, p.queries * p.others), torch.int32),
                    "ordered": ((p.list_heads, p.queries * p.others), torch.int32)}
     return shapes
 
