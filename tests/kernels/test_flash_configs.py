@@ -50,7 +50,7 @@ def _reads(text):
 @pytest.mark.parametrize(("text", "said"), [
     ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
     ("m128n128w8s2-wibble", "has the word wibble; "
-     "one of tma, ahead, ws, pp, fused, mix, few, ticket, persistent, r128, l8"),
+     "one of tma, ahead, ws, pp, fused, mix, split, few, ticket, persistent, r128, l8"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
     ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
@@ -83,6 +83,9 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("warpgroups", "m128n64w8s1-tma-pp", LONG),
     ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
     ("warpgroups", "m192n64w8s2", LONG),
+    ("warpgroups", "m128n64w8s2-tma-split", LONG),
+    ("warpgroups", "m192n64w12s2-tma-ws-split", LONG),
+    ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
     ("ahead", "m128n128w8s2-tma-ahead", LONG),
     ("ahead", "m64n64w4s2-ahead-fused", replace(LONG, packed=True)),
     ("registers", "m192n128w12s2-tma-pp", LONG),
@@ -197,5 +200,9 @@ def test_estimates_are_those_worked_out_by_hand():
     # Of 256 dims there is no room for the next queries, but for half an output beside these.
     wide = replace(LONG, dim=256, dim_v=256)
     assert shared_bytes(replace(config, block_n=64), wide) == 2 * (128 * 256 + 2 * 64 * 512 + 128 * 128)
+    # Split, half the queries have one place and the other half two; their other half is in 32 registers.
+    split = parse("m128n64w8s2-tma-ws-split-ticket")
+    assert shared_bytes(split, wide) == 2 * (3 * 128 * 128 + 2 * 64 * 512)
+    assert registers(split, wide) == 128 + 32 + 16 + 32 + 32
     # With a stage more there is no room for the next queries.
     assert shared_bytes(replace(config, stages=3), LONG) == 2 * (128 * 128 + 3 * 128 * 256)

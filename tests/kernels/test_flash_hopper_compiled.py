@@ -25,7 +25,9 @@ CELLS = {
                ("m192n128w12s2-tma-ws-mix-ticket", 64, CAUSAL, True), ("m256n64w16s2-tma-pp-few", 64, WINDOW, False)],
     "3.6": [("m128n128w8s2-tma-pp-persistent", 128, WINDOW, True), ("m192n128w12s2-tma-pp-few", 64, CAUSAL, False),
             ("m128n128w8s2-tma-ws-ticket", 128, CAUSAL, True), ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
-            ("m128n64w8s2-tma-pp-persistent", 256, FULL, False)],
+            ("m128n64w8s2-tma-pp-persistent", 256, FULL, False),
+            ("m128n64w8s2-tma-ws-split-ticket", 256, CAUSAL, False),
+            ("m128n64w8s2-tma-pp-split-persistent", 256, FULL, False)],
 }
 "Short form, dim, mask, packed."
 

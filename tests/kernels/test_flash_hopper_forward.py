@@ -86,6 +86,13 @@ CASES = {
     "ticket-half-an-output": ({"batch": 2, "seqlen": 290, "seqlen_k": 70, "headdim": 192}, f"{TWO}-ticket"),
     "ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
                       f"{TWO}-ticket"),
+    "split": ({"batch": 2, "seqlen": 150, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-split"),
+    "split-persistent": ({"batch": 2, "seqlen": 200, "seqlen_k": 150, "headdim": 128, "nheads": 2, "window": (90, 5)},
+                         "m128n128w8s2-tma-pp-split-persistent"),
+    "split-ticket": ({"batch": 3, "seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-split-ticket"),
+    "split-ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "headdim": 192, "nheads": 4,
+                             "nheads_kv": 2, "causal": True}, f"{TWO}-split-ticket"),
+    "split-no-room-for-two": ({"batch": 3, "seqlen": 270, "headdim": 256}, "m128n32w8s4-tma-ws-split-few"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 

@@ -15,7 +15,8 @@ from typing import Any
 
 _SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
 WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "mask": ("apart", "fused"),
-         "exp": ("unit", "mix"), "grid": ("tiles", "few", "ticket", "persistent")}
+         "exp": ("unit", "mix"), "queries": ("shared", "split"),
+         "grid": ("tiles", "few", "ticket", "persistent")}
 "Fields that are one of a few words, the default first; the short form has a word that is not the default."
 HOPPER = ("ws", "pp")
 "Orders of the kernel in flash_hopper_forward, whose warps have jobs of their own."
@@ -47,6 +48,9 @@ class ForwardConfig:
     "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
     exp: str = "unit"
     "unit: the card's own; mix: some by a polynomial, to relieve it: every fourth, of ws and pp every eighth"
+    queries: str = "shared"
+    """shared: products read them from shared memory; split: half of their dims from registers (ws and pp, from 128
+    dims on)"""
     grid: str = "tiles"
     """tiles: a program each; persistent: a program an SM, which takes every so many-th.  Of ws and pp too: few: a
     program takes four of a section, long and short ones; ticket: a program an SM, which draws whichever is next"""

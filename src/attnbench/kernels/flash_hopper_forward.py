@@ -12,6 +12,10 @@ warpgroup passes over the tiles in front that none of its rows sees.
 A job is one tile of 64 rows a warpgroup.  A program has one, or several: then the loader is a job ahead, and an output
 leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries; or, where it has some
 for half an output, from there, while the next queries come.
+
+Products of 64 rows and 64 keys read as many bytes of shared memory as they have cycles for.  Queries that are split
+have the first half of their dims in registers through a job, HELD there: half the scores' products read keys alone, and
+over 128 dims shared memory has room for the other half of two tiles.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash_configs import WARPGROUPS
+from attnbench.kernels.flash_hopper_load import load
 from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
-from attnbench.kernels.flash_space import Shape, hopper_fault, out_columns, query_tiles
+from attnbench.kernels.flash_space import Shape, hopper_fault, out_columns, query_columns, query_tiles
 from attnbench.kernels.hopper import (
     ROWS,
     barriers,
-    fill,
     flat,
     give_back,
     is_rows,
@@ -49,7 +53,6 @@ from attnbench.kernels.hopper import (
     store_tile,
     sync_warps,
     take,
-    tell,
     tickets_for,
     tile_of,
     told,
@@ -68,59 +71,6 @@ LN_2 = gl.constexpr(0.6931471805599453)
 COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
           "group", "stretch", "sharers")
 "Numbers of a call that no code is compiled anew for."
-
-
-@gluon.jit
-@no_type_check
-def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-             BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
-    """Load a job's tiles; how many tiles of keys and of queries there have been then."""
-    q_desc, k_desc, v_desc, rings, problem, repeats, _tickets, _drawn_ptr = given
-    q_rings, k_ring, v_ring = rings
-    head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
-        number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
-    if first < queries:
-        if begin < end:
-            fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
-        # After the first keys: there may be no room before the last tile's output has left.
-        for which in gl.static_range(GROUPS):
-            fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
-        done += 1
-        for index in range(end - begin):
-            at = (end - 1 - index) * BLOCK_N
-            if index > 0:
-                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
-            fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
-            count += 1
-    return count, done
-
-
-@gluon.jit
-@no_type_check
-def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-         GROUPS: gl.constexpr, GRID: gl.constexpr):
-    """The loader's work; by ticket it draws a job for all, while the one before is loaded."""
-    problem = given[4]
-    tickets = given[6]
-    jobs = problem[7] * problem[8]
-    count = 0
-    done = 0
-    if GRID == "ticket":
-        ticket = gl.program_id(0)
-        turn = 0
-        while ticket < jobs:
-            tell(tickets, turn, ticket)
-            following = gl.num_programs(0) + gl.atomic_add(given[7], 1, sem="relaxed")
-            count, done = load_job(given, job_at(ticket, problem, 1, GRID), count, done, HAS_LEFT, HAS_RIGHT, PACKED,
-                                   BLOCK_N, GROUPS)
-            ticket = following
-            turn += 1
-        tell(tickets, turn, ticket)
-    else:
-        one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
-        for turn in range(one, last, step):
-            count, done = load_job(given, job_at(turn, problem, step, GRID), count, done, HAS_LEFT, HAS_RIGHT, PACKED,
-                                   BLOCK_N, GROUPS)
 
 
 @gluon.jit
@@ -147,9 +97,10 @@ def put(out_desc, place, part, query_start, queries, row, head, column):
 def send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED: gl.constexpr):
     """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
 
-    A place of half the columns is one that no queries have: the last output may still be on its way from there.
+    By a place of half the columns it leaves in two parts; where no queries have the place, the last output may still be
+    on its way from there.
     """
-    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets, _outs = given
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets, _outs, _held_rings = given
     COLUMNS: gl.constexpr = out_desc.block_shape[4]
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
@@ -176,11 +127,24 @@ def send(given, acc, row_max, sums, place, head, batch, query_start, queries, ro
 
 @gluon.jit
 @no_type_check
-def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
+def scores_of(held, q, k, none):
+    """Issue the scores of queries and of keys [BLOCK_N, dims]; of split queries half the dims, the first, is `held`."""
+    HALF: gl.constexpr = q.shape[1] % k.shape[1]
+    if HALF:
+        first = warpgroup_mma(held, k.slice(0, HALF, 1).permute([1, 0]), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q, k.slice(HALF, HALF, 1).permute([1, 0]), first, is_async=True)
+    else:
+        scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+    return scores
+
+
+@gluon.jit
+@no_type_check
+def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
                  MIX: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs = given
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, _held_rings = given
     begin, whole, split, end, keys = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -192,7 +156,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
     wait_tile(k_ring, count)
     if TURNS:
         wait_turn(turns, count, WHICH)
-    scores = warpgroup_mma(q, tile_of(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
+    scores = scores_of(held, q, tile_of(k_ring, count), none)
     if TURNS:
         pass_turn(turns, WHICH)
     if ROOM > 1:
@@ -209,7 +173,7 @@ def through_keys(q, acc, row_max, sums, given, count, done, row, shift, span, WH
         wait_tile(v_ring, count)
         if TURNS:
             wait_turn(turns, count + 1, WHICH)
-        scores = warpgroup_mma(q, tile_of(k_ring, count + 1).permute([1, 0]), none, use_acc=False, is_async=True)
+        scores = scores_of(held, q, tile_of(k_ring, count + 1), none)
         acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
         if TURNS:
             pass_turn(turns, WHICH)
@@ -244,6 +208,7 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     q_ring = given[4][0][WHICH]
+    SPLIT: gl.constexpr = q_ring[0].shape[5] != BLOCK_V
     head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
         number, given[6], HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
     if first < queries:
@@ -254,16 +219,21 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
         unseen = unseen_of(row, given[6], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
         count = pass_over(given[4], given[5], count, unseen, WHICH, TURNS)
         end -= unseen
+        held = row  # nothing that is read
+        if SPLIT:
+            held = take(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
+            give_back(given[10][WHICH], done)
         q = take(q_ring, done)
         if begin < end:
             span = (begin, whole, split, end, keys)
-            acc, row_max, sums, count = through_keys(q, acc, row_max, sums, given, count, done, row, keys - queries,
-                                                     span, WHICH, HAS_LEFT, HAS_RIGHT, BLOCK_N, TURNS, MIX, ROOM)
+            acc, row_max, sums, count = through_keys(
+                held, q, acc, row_max, sums, given, count, done, row, keys - queries, span, WHICH, HAS_LEFT, HAS_RIGHT,
+                BLOCK_N, TURNS, MIX, ROOM)
         elif ROOM > 1:
             leave(q_ring, done)
         # The queries have been read: the output leaves from where they were, or the next can come.
         place = q_ring[0].index(done % ROOM)
-        APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V
+        APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V and not SPLIT
         if APART:
             give_back(q_ring, done)
             place = given[9].index(WHICH)
@@ -317,17 +287,22 @@ def flash_hopper_forward(
         q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, ROOM, 1))
     if GROUPS > 3:
         q_rings = (q_rings[0], q_rings[1], q_rings[2], ring_of(q_desc, ROOM, 1))
+    held_rings = q_rings
+    if q_desc.block_shape[4] != BLOCK_V:
+        held_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
+        if GROUPS > 2:
+            held_rings = (held_rings[0], held_rings[1], ring_of(q_desc, 1, 1))
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
     tickets = rings[1]
     if GRID == "ticket":
         tickets = tickets_for(GROUPS)
     outs = q_rings[0][0]
-    if out_desc.block_shape[4] != BLOCK_V:
+    if out_desc.block_shape[4] != BLOCK_V and q_desc.block_shape[4] == BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr)
-    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets, outs)
+    loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr, held_rings)
+    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets, outs, held_rings)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
@@ -386,8 +361,8 @@ def launch_hopper_forward(
                              "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
     columns, groups = block_of(dim), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
-    described = [rows_of(x, rows[name], out_columns(config, shape) if name == "out" else columns)
-                 for name, x in tensors.items()]
+    wide = {"q": query_columns(config, shape), "k": columns, "v": columns, "out": out_columns(config, shape)}
+    described = [rows_of(x, rows[name], wide[name]) for name, x in tensors.items()]
     section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
                        problem.batch * heads_kv) * (heads // heads_kv)
     programs, stretch, sharers = shared_out(config.grid, tiles, pairs, section, processors(q))

@@ -46,8 +46,8 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
     if config.order in HOPPER:
-        return (rows + query_tiles(config, shape) * config.block_m * block_d) * shape.item_bytes + (
-            _half_output(config, shape) if out_columns(config, shape) < block_v else 0)
+        apart = config.queries == "shared" and out_columns(config, shape) < block_v
+        return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
     if shape.capability < (9, 0):
         return max(rows, config.block_m * block_d) * shape.item_bytes
     rows += config.block_m * block_d
@@ -56,23 +56,34 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     return rows * shape.item_bytes
 
 
+def query_columns(config: ForwardConfig, shape: Shape) -> int:
+    """Columns of a tile of queries of the Hopper path: half where the other half is another tile's, for registers."""
+    return shape.block(shape.dim) // (2 if config.queries == "split" else 1)
+
+
 def query_tiles(config: ForwardConfig, shape: Shape) -> int:
     """How many tiles of queries a program of the Hopper path has room for: of several the next too, if that fits."""
-    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
-    both = 2 * config.block_m * block_d + config.stages * config.block_n * (block_d + block_v)
-    return 1 + (config.grid != "tiles" and both * shape.item_bytes + 2048 <= shape.shared_bytes)
+    return 1 + (config.grid != "tiles" and _keys_and_queries(config, shape, 2) + 2048 <= shape.shared_bytes)
 
 
 def out_columns(config: ForwardConfig, shape: Shape) -> int:
-    """Columns of the tile that an output of the Hopper path leaves by: half where it has a place beside the queries'.
+    """Columns of the tile that an output of the Hopper path leaves by: half where its place is half the queries'.
 
-    It has one where a program of several jobs has no room for the next queries, but for half an output.
+    Or where it has one beside theirs: where a program of several jobs has no room for the next queries, but for half an
+    output.
     """
     block_v = shape.block(shape.dim_v)
     alone = config.grid != "tiles" and query_tiles(config, shape) == 1
-    rows = config.block_m * shape.block(shape.dim) + config.stages * config.block_n * (shape.block(shape.dim) + block_v)
-    fits = rows * shape.item_bytes + _half_output(config, shape) + 2048 <= shape.shared_bytes
-    return block_v // 2 if alone and fits else block_v
+    fits = _keys_and_queries(config, shape, 1) + _half_output(config, shape) + 2048 <= shape.shared_bytes
+    return block_v // 2 if config.queries == "split" or (alone and fits) else block_v
+
+
+def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
+    """Bytes of the rings of the Hopper path, with so many tiles of queries; of what registers hold there is one."""
+    columns = query_columns(config, shape)
+    held = config.block_m * (shape.block(shape.dim) - columns)
+    keys = config.stages * config.block_n * (shape.block(shape.dim) + shape.block(shape.dim_v))
+    return (keys + tiles * config.block_m * columns + held) * shape.item_bytes
 
 
 def _half_output(config: ForwardConfig, shape: Shape) -> int:
@@ -89,6 +100,8 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
     words = shape.item_bytes / 4
     scores = 1 + words * (2 if config.order == "ahead" else 1)
     held = config.block_m * block_v + config.block_m * config.block_n * scores
+    if config.queries == "split":
+        held += config.block_m * block_d // 2 * words
     if shape.capability < (9, 0):
         held += config.block_m * block_d * words + 48 * config.threads
     if config.loads == "pointer":
@@ -106,6 +119,8 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
+        if config.queries == "split":
+            return "has split queries, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -118,6 +133,8 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
          "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
         (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
+        (config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps != 8),
+         "splits queries from 128 dims on, of two warpgroups; w8, or without split"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -234,9 +251,12 @@ def candidates() -> Iterator[ForwardConfig]:
                                order=order, grid=grid)
         yield config
         if grid in ("tiles", "ticket"):
-            yield from (replace(config, section_mib=mib) for mib in (8, 100))
+            yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
         if grid in ("ticket", "persistent"):
             yield replace(config, exp="mix")
+        yield replace(config, queries="split")
+        if grid == "ticket":
+            yield from (replace(config, queries="split", section_mib=mib) for mib in (16, 100))
 
 
 def space(shape: Shape) -> list[ForwardConfig]:

@@ -1,0 +1,82 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""The warp of the flash forward for Hopper that loads: queries, keys and values, and by ticket which job is next."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.flash_hopper_tiles import job_at, job_of
+from attnbench.kernels.hopper import ROWS, fill, jobs_of, tell
+
+
+@gluon.jit
+@no_type_check
+def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+             BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, GRID: gl.constexpr):
+    """Load a job's tiles; how many tiles of keys and of queries there have been then, and the next ticket if drawn."""
+    q_desc, k_desc, v_desc, rings, problem, repeats, _tickets, drawn_ptr, held_rings = given
+    q_rings, k_ring, v_ring = rings
+    HALF: gl.constexpr = q_desc.block_shape[4] % k_desc.block_shape[4]
+    AHEAD: gl.constexpr = q_rings[0][0].shape[0] > 1
+    following = -1
+    head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
+        number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    if first < queries:
+        # Without room for two the queries come after the first keys: the last output may have to leave before.
+        if not AHEAD and begin < end:
+            fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
+        for which in gl.static_range(GROUPS):
+            if HALF:
+                fill(held_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
+            fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head, 0, HALF)
+        done += 1
+        for index in range(end - begin):
+            at = (end - 1 - index) * BLOCK_N
+            if AHEAD or index > 0:
+                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
+            # Here, for the answer comes while the last values wait for room; earlier, and a long job would hold the
+            # next one back from programs that are done before.
+            if GRID == "ticket" and at == begin * BLOCK_N:
+                following = draw(drawn_ptr)
+            fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
+            count += 1
+    return count, done, following
+
+
+@gluon.jit
+@no_type_check
+def draw(drawn_ptr):
+    """The next ticket that nobody has."""
+    return gl.num_programs(0) + gl.atomic_add(drawn_ptr, 1, sem="relaxed")
+
+
+@gluon.jit
+@no_type_check
+def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
+         GROUPS: gl.constexpr, GRID: gl.constexpr):
+    """The loader's work; by ticket it draws a job for all, while the last values of the one before are loaded."""
+    problem = given[4]
+    tickets = given[6]
+    jobs = problem[7] * problem[8]
+    count = 0
+    done = 0
+    if GRID == "ticket":
+        ticket = gl.program_id(0)
+        turn = 0
+        while ticket < jobs:
+            tell(tickets, turn, ticket)
+            count, done, following = load_job(given, job_at(ticket, problem, 1, GRID), count, done, HAS_LEFT,
+                                              HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)
+            if following < 0:  # a job without keys
+                following = draw(given[7])
+            ticket = following
+            turn += 1
+        tell(tickets, turn, ticket)
+    else:
+        one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
+        for turn in range(one, last, step):
+            count, done, _following = load_job(given, job_at(turn, problem, step, GRID), count, done, HAS_LEFT,
+                                               HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)
