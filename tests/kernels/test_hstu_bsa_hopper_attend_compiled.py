@@ -51,15 +51,17 @@ def job_of(name, problem):
 def faults(one, problem):
     """What is not as it should be; what programs and partitions are given may be put by, once a partition."""
     wrong = ["serialized"] * one.serialized + [f"{one.warps} warps"] * (one.warps != 20)
-    copies = 2 * 64 * problem.attn_dim * 2 // 16 // 32
+    copies = 128 * problem.attn_dim * 2 // 16 // 64
     wrong += [f"{one.sass['LDGSTS']} copies, not {copies}"] * (one.sass.get("LDGSTS") != copies)
     shared = attend_cut(problem).shared_bytes(problem.attn_dim, problem.linear_dim, problem.block_size)
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not -1024 <= one.shared - shared <= 1024)
-    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 2)
+    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 1)
+    # All partitions run at once: with 3900 instructions an H200's SMs waited for their code, and took 8 % longer.
+    wrong += [f"{one.sass['all']} instructions"] * (one.sass["all"] > 2700)
     for loop in one.loops:
         wrong += ["waits that are not the two"] * (loop["sass"]["WARPGROUP.DEPBAR"] != 2)
-        # What is put by of what the loop was given is read again once, outside of the products.
-        wrong += ["spills"] * (loop["sass"].get("STL", 0) > 0 or loop["sass"].get("LDL", 0) > 1)
+        # What is put by of what the loop was given is read again, outside of the products.
+        wrong += ["spills"] * (loop["sass"].get("STL", 0) > 0 or loop["sass"].get("LDL", 0) > 2)
     # A porter and a clerk wait for other programs; tiles and jobs are published.
     orders = {name: one.handovers[name] for name in ("acquire", "release")}
     return wrong + [f"{orders}"] * (orders != {"acquire": 2, "release": 2})

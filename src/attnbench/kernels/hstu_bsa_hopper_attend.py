@@ -6,8 +6,11 @@
 
 A program stays on its SM, and its warps have jobs of their own (hstu_bsa_hopper_queue has those of one warp):
 
-    scouts → gather → attend → publish      tiles of a list: two warpgroups of 64 rows share a block's keys and values
+    scout → gather → attend → publish      tiles of a list: rows of queries, a block's keys and values
     clerk → combine → publish               jobs of some queries, behind
+
+All of it runs at once, and an SM's instruction cache holds some 2,000 instructions: past that warps wait for their
+code, those of one warp most.  So what two warpgroups or warps do alike is one partition, whose code is there once.
 
 A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
 multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
@@ -28,10 +31,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hopper import ROWS, barriers, flat, rows_of, sync_warps
+from attnbench.kernels.hopper import barriers, flat, rows_of, sync_warps
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, onward, porter, publish, scout
+from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, porter, publish, scout
 from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS, SPREAD
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
@@ -43,16 +46,19 @@ if TYPE_CHECKING:
 # Triton 3.6 has another name.
 copy_rows = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
 
-AT_ONCE = gl.constexpr(16)
-"Rows whose addresses a warp that gathers holds."
+TILE_ROWS = gl.constexpr(LIST_ROWS)
+"Rows of a tile."
+
+AT_ONCE = gl.constexpr(32)
+"Rows whose addresses the warps that gather hold."
 
 
 @gluon.jit
 @no_type_check
 def tiles_of(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
-    """A ring: rows of queries for each of two warpgroups, a block's keys and values, and the barrier of all."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], k_desc.dtype)
-    q = gl.allocate_shared_memory(k_desc.dtype, [2 * STAGES, ROWS, BLOCK_D], LAYOUT)
+    """A ring: rows of queries, a block's keys and values, and the barrier of all."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_ROWS, BLOCK_D], k_desc.dtype)
+    q = gl.allocate_shared_memory(k_desc.dtype, [STAGES, TILE_ROWS, BLOCK_D], LAYOUT)
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
     # The lanes of two warps that gather arrive, and the scout with the bytes of keys and values.
@@ -61,59 +67,63 @@ def tiles_of(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def gather(slots, tiles, q_ptr, WHICH: gl.constexpr, ATTN_DIM: gl.constexpr):
-    """One warp: bring the rows of one warpgroup; they arrive at the tile's barrier themselves, nobody here waits."""
+def gather(slots, tiles, q_ptr, ATTN_DIM: gl.constexpr):
+    """Two warps: bring the rows of queries; they arrive at the tile's barrier themselves, nobody here waits."""
     come, _go, steps, sizes, ready, _done, _free = slots
     q, _k, _v, full = tiles
     STAGES: gl.constexpr = full.shape[0]
     COLUMNS: gl.constexpr = q.shape[2]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [1, 1], [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [2, 1], [1, 0])
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     count = 0
-    ends = 0
-    while ends < 2:
+    step = gl.to_tensor(0)
+    while step >= 0:
         slot = count % STAGES
         mbarrier.wait(ready.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 1)
+        step = note_of(steps, slot, 2)
         if step >= 0:
-            rows = note_of(sizes, slot, 1) - WHICH * ROWS
-            for part in gl.static_range(ROWS // AT_ONCE):
+            rows = note_of(sizes, slot, 2)
+            for part in gl.static_range(TILE_ROWS // AT_ONCE):
                 if part * AT_ONCE < rows:
-                    source = come.index(slot).slice(WHICH * ROWS + part * AT_ONCE, AT_ONCE).load(
-                        gl.SliceLayout(1, LAYOUT))
+                    source = come.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
                     # Rows of no entry become 0.
-                    copy_rows(q.index(2 * slot + WHICH).slice(part * AT_ONCE, AT_ONCE),
+                    copy_rows(q.index(slot).slice(part * AT_ONCE, AT_ONCE),
                               q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
                               mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :])
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-        count, ends = onward(count, ends, step)
+        count += 1
 
 
 @gluon.jit
 @no_type_check
-def attend_rows(slot, phase, target, tiles, granted, partial_ptr, half_alpha, scale, WHICH: gl.constexpr,
-                LINEAR_DIM: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr):
-    """A warpgroup's rows of one tile: partial rows, to where its notes say."""
+def attend_rows(slot, phase, target, tiles, granted, partial_ptr, half_alpha, scale, LINEAR_DIM: gl.constexpr,
+                TANH: gl.constexpr, KEEP: gl.constexpr):
+    """The rows of one tile: partial rows, to where its notes say; rows that were not brought are anything."""
     q, k, v, _full = tiles
     BLOCK_SIZE: gl.constexpr = k.shape[3]
     BLOCK_V: gl.constexpr = v.shape[5]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_SIZE, 16])
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    STORES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [4, 1], [1, 0])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_SIZE, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_V, 16])
+    STORES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [8, 1], [1, 0])
     # What copies and threads wrote, for the products.
     fence_async_shared()
-    none = gl.zeros([ROWS, BLOCK_SIZE], gl.float32, SCORES)
+    none = gl.zeros([TILE_ROWS, BLOCK_SIZE], gl.float32, SCORES)
     keys = flat(k.index(slot)).permute([1, 0])
-    scores = warpgroup_mma(q.index(2 * slot + WHICH), keys, none, use_acc=False, is_async=True)
+    scores = warpgroup_mma(q.index(slot), keys, none, use_acc=False, is_async=True)
     target = gl.multiple_of(target.load(gl.SliceLayout(1, STORES)), 8)
     scores = warpgroup_mma_wait(0, [scores])
     # A listed block is complete and past: every query of its list sees all its keys.
     weights = gl.convert_layout(silu(scores, half_alpha, TANH).to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
-    none = gl.zeros([ROWS, BLOCK_V], gl.float32, SUMS)
+    none = gl.zeros([TILE_ROWS, BLOCK_V], gl.float32, SUMS)
     sums = warpgroup_mma(weights, flat(v.index(slot)), none, use_acc=False, is_async=True)
     sums = warpgroup_mma_wait(0, [sums])
-    # Whole rows in pieces of 16 bytes.
-    rows = gl.convert_layout((sums * scale).to(q.dtype), STORES)
+    # Whole rows in pieces of 16 bytes: queries of as many columns have been read, and their place is free.
+    rows = (sums * scale).to(q.dtype)
+    if q.shape[2] == BLOCK_V:
+        q.index(slot).store(rows)
+        rows = q.index(slot).load(STORES)
+    else:
+        rows = gl.convert_layout(rows, STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
     mbarrier.wait(granted.index(slot), phase)
     gl.store(partial_ptr + target[:, None] + columns[None, :], rows,
@@ -123,24 +133,23 @@ def attend_rows(slot, phase, target, tiles, granted, partial_ptr, half_alpha, sc
 
 @gluon.jit
 @no_type_check
-def attend(given, slots, tiles, WHICH: gl.constexpr, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr,
-           KEEP: gl.constexpr):
-    """A warpgroup's work: its rows of each tile."""
+def attend(given, slots, tiles, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr):
+    """Two warpgroups' work: the rows of each tile, 64 for each."""
     granted, partial_ptr, half_alpha, scale = given
-    _come, go, steps, sizes, _ready, done, _free = slots
+    _come, go, steps, _sizes, _ready, done, _free = slots
     full = tiles[3]
     STAGES: gl.constexpr = full.shape[0]
     count = 0
-    ends = 0
-    while ends < 2:
+    step = gl.to_tensor(0)
+    while step >= 0:
         slot = count % STAGES
         mbarrier.wait(full.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 4)
-        if (step >= 0) & (note_of(sizes, slot, 4) > WHICH * ROWS):
-            attend_rows(slot, count // STAGES & 1, go.index(slot).slice(WHICH * ROWS, ROWS), tiles, granted,
-                        partial_ptr, half_alpha, scale, WHICH, LINEAR_DIM, TANH, KEEP)
+        step = note_of(steps, slot, 8)
+        if step >= 0:
+            attend_rows(slot, count // STAGES & 1, go.index(slot), tiles, granted, partial_ptr, half_alpha, scale,
+                        LINEAR_DIM, TANH, KEEP)
         mbarrier.arrive(done.index(slot))
-        count, ends = onward(count, ends, step)
+        count += 1
 
 
 @gluon.jit
@@ -195,19 +204,18 @@ def hstu_bsa_hopper_attend(
     ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     OTHERS: gl.constexpr, GATES: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
     SHARED: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr, JOB_ROWS: gl.constexpr,
-    JOBS: gl.constexpr, REGISTERS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
+    JOBS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
     problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring)
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
     tiles = tiles_of(k_desc, v_desc, STAGES, BLOCK_D)
-    slots = notes(STAGES, 2 * ROWS, 2)
-    jobs = notes(JOBS, JOB_ROWS, 1)
+    slots = notes(STAGES, TILE_ROWS)
+    jobs = notes(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
-    turns = barriers(2, 1)
     granted = barriers(STAGES, 1)
     fence_async_shared()
-    finds = ((k_desc, v_desc), turns, progress_ptr, entries_ptr, tiles_ptr, problem,
+    finds = ((k_desc, v_desc), progress_ptr, entries_ptr, tiles_ptr, problem,
              (q_row, q_head, entry_rows, tile_rows, slot_rows))
     asks = (progress_ptr, problem, slot_rows)
     sums = (granted, partial_ptr, half_alpha, scale)
@@ -215,18 +223,15 @@ def hstu_bsa_hopper_attend(
     attended = progress_ptr + COUNTERS
     finished = attended + steps * SPREAD
     gl.warp_specialize([
-        (attend, (sums, slots, tiles, 0, LINEAR_DIM, TANH, KEEP)),
-        (attend, (sums, slots, tiles, 1, LINEAR_DIM, TANH, KEEP)),
+        (attend, (sums, slots, tiles, LINEAR_DIM, TANH, KEEP)),
         (combine, (adds, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)),
-        (gather, (slots, tiles, q_ptr, 0, ATTN_DIM)),
-        (gather, (slots, tiles, q_ptr, 1, ATTN_DIM)),
-        (scout, (finds, slots, tiles, 0, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
-        (scout, (finds, slots, tiles, 1, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
+        (gather, (slots, tiles, q_ptr, ATTN_DIM)),
+        (scout, (finds, slots, tiles, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
         (porter, (slots, granted, finished, ring)),
         (clerk, (asks, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, HAS_TARGETS, SHARED)),
-        (publish, (slots, attended, 2, False)),
-        (publish, (jobs, finished, 1, True)),
-    ], [4, 4, 1, 1, 1, 1, 1, 1, 1, 1], [REGISTERS, SUM_REGISTERS, 48, 48, 48, 48, 48, 48, 48, 48])
+        (publish, (slots, attended, False)),
+        (publish, (jobs, finished, True)),
+    ], [4, 2, 1, 1, 1, 1, 1], [SUM_REGISTERS, 48, 48, 48, 48, 48, 48])
 
 
 def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
@@ -256,11 +261,11 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
         **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=cut.steps(p),
         ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others,
         tile_rows=p.tile_rows(LIST_ROWS), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
-        **_constants(call, cut), num_warps=4)
+        **_constants(call, cut), num_warps=8)
 
 
 def _constants(call: BsaCall, cut: AttendCut) -> dict[str, Any]:
     p = call.problem
     return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "OTHERS": p.others,
             "GATES": p.gates, "SHARED": p.shared, "TANH": call.config.silu == "tanh", "KEEP": cut.keep,
-            "STAGES": cut.stages, "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "REGISTERS": 128, "SUM_REGISTERS": 112}
+            "STAGES": cut.stages, "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "SUM_REGISTERS": 112}

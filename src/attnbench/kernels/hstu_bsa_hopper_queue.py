@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnbench.kernels.hopper import barriers, load_tile, pass_turn, place_of, sync_warps, wait_turn
+from attnbench.kernels.hopper import barriers, load_tile, place_of, sync_warps
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS
 from attnbench.kernels.hstu_bsa_hopper_walk import (
     COUNTERS,
@@ -52,16 +52,16 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 @gluon.jit
 @no_type_check
-def notes(SLOTS: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr):
+def notes(SLOTS: gl.constexpr, ROWS: gl.constexpr):
     """What goes with a slot: where its rows come from and go to, its step, rows or weight; and its three barriers.
 
-    ready is arrived at by who hands over, done by the GROUPS who compute, free by who publishes.
+    ready is arrived at by who hands over, done by who computes, free by who publishes.
     """
     come = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     go = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
     weights = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
-    return come, go, steps, weights, barriers(SLOTS, 1), barriers(SLOTS, GROUPS), barriers(SLOTS, 1)
+    return come, go, steps, weights, barriers(SLOTS, 1), barriers(SLOTS, 1), barriers(SLOTS, 1)
 
 
 @gluon.jit
@@ -69,17 +69,6 @@ def notes(SLOTS: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr):
 def note_of(notes, slot, WARPS: gl.constexpr):
     """One number of a slot, `step` or another; a step of -1 says that nothing comes any more."""
     return gl.max(notes.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-
-
-@gluon.jit
-@no_type_check
-def onward(count, ends, step):
-    """After a slot of this step: the next one's number, and how many of those who hand over have ended.
-
-    Two scouts hand over in turn; when one has ended, only the other's slots come.
-    """
-    ended = gl.where(step < 0, 1, 0)
-    return count + gl.where(ends > ended, 2, 1), ends + ended
 
 
 @gluon.jit
@@ -142,29 +131,16 @@ def record_of(at, lane, inside, sizes, group, OTHERS: gl.constexpr, LINEAR_DIM: 
 
 @gluon.jit
 @no_type_check
-def draw_in_turn(counter_ptr, turns, turn, WHICH: gl.constexpr):
-    """The next number, of two scouts in turn: who takes the earlier slot has the lower number.
-
-    Else a tile could wait in a slot behind one that waits for it.
-    """
-    wait_turn(turns, turn, WHICH)
-    number = drawn(draw(counter_ptr))
-    pass_turn(turns, WHICH)
-    return number
-
-
-@gluon.jit
-@no_type_check
-def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr,
-          LINEAR_DIM: gl.constexpr, HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
-    """One warp, every other slot: beside the tile that it hands over, one's entries load and one's record."""
+def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
+          HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
+    """One warp: beside the tile that it hands over, one's entries load, one's record, and one is drawn."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     ENTRIES: gl.constexpr = gl.BlockedLayout([TILE_ROWS // 32], [32], [1], [0])
-    descs, turns, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
+    descs, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
     group, steps = problem[6], problem[7]
     rows = gl.arange(0, TILE_ROWS, ENTRIES)
     lanes = gl.arange(0, LANES, LINE)
-    number = draw_in_turn(progress_ptr, turns, 0, WHICH)
+    number = draw(progress_ptr)
     at = begin(problem, 0, False, HAS_CACHE, SHARED)
     # A tile's step is -1 where there is none yet, and `steps` behind the last.
     none = gl.to_tensor(0)
@@ -174,23 +150,21 @@ def scout(given, slots, tiles, WHICH: gl.constexpr, BLOCK_SIZE: gl.constexpr, OT
     loaded = gl.zeros([LANES], gl.int32, LINE)
     tile = (none - 1, none, none, none, far, far)
     entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
-    count = gl.to_tensor(WHICH)
-    turn = 0
+    count = 0
     while tile[0] < steps:
-        turn += 1
-        next_number = draw_in_turn(progress_ptr, turns, turn, WHICH)
+        next_number = draw(progress_ptr)
         # Entries of the tile whose record has come.
         step, head, start, source, target, listed = record
         many = of_lane(loaded, 2)
         next_tile = (step, head, start + of_lane(loaded, 1) * BLOCK_SIZE, many, source, target)
         next_entry = gl.load(entries_ptr + (listed + of_lane(loaded, 0)) + rows, mask=rows < many, other=0)
         # The record of the tile whose number has come.
-        at, lane, inside = seek(number, at, problem, 0, False, HAS_CACHE, SHARED)
+        at, lane, inside = seek(drawn(number), at, problem, 0, False, HAS_CACHE, SHARED)
         record, where = record_of(at, lane, inside, sizes, group, OTHERS, LINEAR_DIM, BLOCK_SIZE, SHARED)
         loaded = gl.load(tiles_ptr + where + lanes, mask=(lanes < 3) & (record[0] < steps), other=0)
         if tile[0] >= 0:
             hand_over(slots, tiles, count, tile, entry, descs, sizes[0], OTHERS, LINEAR_DIM)
-            count += 2
+            count += 1
         tile = next_tile
         entry = next_entry
         number = next_number
@@ -205,9 +179,9 @@ def porter(slots, granted, finished, ring):
     steps, ready = slots[2], slots[4]
     STAGES: gl.constexpr = granted.shape[0]
     count = 0
-    ends = 0
+    step = gl.to_tensor(0)
     checked = gl.to_tensor(0)
-    while ends < 2:
+    while step >= 0:
         slot = count % STAGES
         mbarrier.wait(ready.index(slot), count // STAGES & 1)
         step = note_of(steps, slot, 1)
@@ -217,7 +191,7 @@ def porter(slots, granted, finished, ring):
             wait_for(finished, checked, end, DONE)
             checked = end + 1
         mbarrier.arrive(granted.index(slot))
-        count, ends = onward(count, ends, step)
+        count += 1
 
 
 @gluon.jit
@@ -284,13 +258,13 @@ def clerk(given, jobs, counts, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, L
 
 @gluon.jit
 @no_type_check
-def publish(slots, counters, ENDS: gl.constexpr, WEIGHED: gl.constexpr):
+def publish(slots, counters, WEIGHED: gl.constexpr):
     """One warp: free a slot that is done, and count it for other programs, after all that was written for it."""
     _come, _go, steps, weights, _ready, done, free = slots
     STAGES: gl.constexpr = steps.shape[0]
     count = 0
-    ends = 0
-    while ends < ENDS:
+    step = gl.to_tensor(0)
+    while step >= 0:
         slot = count % STAGES
         mbarrier.wait(done.index(slot), count // STAGES & 1)
         step = note_of(steps, slot, 1)
@@ -300,4 +274,4 @@ def publish(slots, counters, ENDS: gl.constexpr, WEIGHED: gl.constexpr):
         mbarrier.arrive(free.index(slot))
         if step >= 0:
             gl.atomic_add(counters + step * SPREAD, weight, sem="release")
-        count, ends = onward(count, ends, step)
+        count += 1
