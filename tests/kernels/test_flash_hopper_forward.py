@@ -93,6 +93,9 @@ CASES = {
     "split-ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "headdim": 192, "nheads": 4,
                              "nheads_kv": 2, "causal": True}, f"{TWO}-split-ticket"),
     "split-no-room-for-two": ({"batch": 3, "seqlen": 270, "headdim": 256}, "m128n32w8s4-tma-ws-split-few"),
+    "lazy": ({"seqlen": 300, "seqlen_k": 270, "causal": True}, f"{TWO}-lazy"),
+    "lazy-three": ({"batch": 2, "seqlen": 210, "lengths": "210:1", "window": (100, 30)}, f"{THREE}-lazy-ticket"),
+    "split-lazy": ({"batch": 3, "seqlen": 290, "headdim": 256}, "m128n64w8s2-tma-ws-split-lazy-ticket"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 

@@ -16,6 +16,9 @@ for half an output, from there, while the next queries come.
 Products of 64 rows and 64 keys read as many bytes of shared memory as they have cycles for.  Queries that are split
 have the first half of their dims in registers through a job, HELD there: half the scores' products read keys alone, and
 over 128 dims shared memory has room for the other half of two tiles.
+
+The output so far takes the factor of a softmax when that is known, and then nothing of the warpgroup is with the tensor
+cores; LAZY, it does so beside the next scores.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_load import load
-from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, sums_of, unseen_of
+from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, not_sooner, sums_of, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, out_columns, query_columns, query_tiles
 from attnbench.kernels.hopper import (
@@ -142,7 +145,7 @@ def scores_of(held, q, k, none):
 @no_type_check
 def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
-                 MIX: gl.constexpr, ROOM: gl.constexpr):
+                 MIX: gl.constexpr, LAZY: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
     _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, _held_rings = given
     begin, whole, split, end, keys = span
@@ -170,10 +173,14 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, sp
         wait_tile(k_ring, count + 1)
     for index in range(1, end - begin):
         tile = end - 1 - index
-        wait_tile(v_ring, count)
+        if not LAZY:
+            wait_tile(v_ring, count)
         if TURNS:
             wait_turn(turns, count + 1, WHICH)
         scores = scores_of(held, q, tile_of(k_ring, count + 1), none)
+        if LAZY:
+            wait_tile(v_ring, count)
+            acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
         acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
         if TURNS:
             pass_turn(turns, WHICH)
@@ -190,9 +197,12 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, sp
             wait_tile(k_ring, count + 2)
         acc = warpgroup_mma_wait(0, [acc])
         give_back(v_ring, count)
-        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
+        if not LAZY:
+            acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
         weights = gl.convert_layout(following.to(q.dtype), WEIGHTS)
         count += 1
+    if LAZY:
+        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
     acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count)
@@ -203,7 +213,7 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, sp
 @no_type_check
 def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
                PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
-               TURNS: gl.constexpr, MIX: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+               TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """Attend to a job's keys and send the output; how many tiles of keys and of queries there have been then."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
@@ -228,7 +238,7 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
             span = (begin, whole, split, end, keys)
             acc, row_max, sums, count = through_keys(
                 held, q, acc, row_max, sums, given, count, done, row, keys - queries, span, WHICH, HAS_LEFT, HAS_RIGHT,
-                BLOCK_N, TURNS, MIX, ROOM)
+                BLOCK_N, TURNS, MIX, LAZY, ROOM)
         elif ROOM > 1:
             leave(q_ring, done)
         # The queries have been read: the output leaves from where they were, or the next can come.
@@ -248,7 +258,7 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
 @no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-           MIX: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+           MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each job."""
     problem = given[6]
     tickets = given[8]
@@ -260,14 +270,14 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
         turn = 1
         while ticket < jobs:
             count, done = attend_job(given, job_at(ticket, problem, 1, GRID), count, done, WHICH, HAS_LEFT, HAS_RIGHT,
-                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)
+                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
             ticket = told(tickets, turn)
             turn += 1
     else:
         one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
         for turn in range(one, last, step):
             count, done = attend_job(given, job_at(turn, problem, step, GRID), count, done, WHICH, HAS_LEFT,
-                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)
+                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
     tma.store_wait(0)
 
 
@@ -278,7 +288,7 @@ def flash_hopper_forward(
     scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
-    TURNS: gl.constexpr, MIX: gl.constexpr, REGISTERS: gl.constexpr,
+    TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
@@ -306,23 +316,23 @@ def flash_hopper_forward(
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 1], [REGISTERS, 24])
     elif GROUPS == 3:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
-            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 
@@ -372,4 +382,4 @@ def launch_hopper_forward(
         *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
         BLOCK_N=config.block_n, BLOCK_V=columns, STAGES=config.stages, GRID=config.grid,
         ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",
-        MIX=config.exp == "mix", REGISTERS=WARPGROUPS[config.warps], num_warps=4)
+        MIX=config.exp == "mix", LAZY=config.rescale == "lazy", REGISTERS=WARPGROUPS[config.warps], num_warps=4)

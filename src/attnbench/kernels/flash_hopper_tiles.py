@@ -90,6 +90,17 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
 
 @gluon.jit
 @no_type_check
+def not_sooner(x):
+    """fp32 x, which no code before this place has: each thread asks itself for it.
+
+    Compilers move what is worked out of x up to where x is known, past the products that it was to run beside.
+    """
+    return gl.inline_asm_elementwise("shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32,
+                                     is_pure=False, pack=1)
+
+
+@gluon.jit
+@no_type_check
 def exp2(x, MIX: gl.constexpr):
     """2ˣ of x <= 0, by the card's unit alone, or of one in eight that a thread holds by a polynomial, to relieve it."""
     if MIX:

@@ -119,8 +119,8 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
-        if config.queries == "split":
-            return "has split queries, which only the orders ws and pp have; without"
+        if config.queries == "split" or config.rescale == "lazy":
+            return "has split or lazy, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -254,9 +254,11 @@ def candidates() -> Iterator[ForwardConfig]:
             yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
         if grid in ("ticket", "persistent"):
             yield replace(config, exp="mix")
-        yield replace(config, queries="split")
-        if grid == "ticket":
-            yield from (replace(config, queries="split", section_mib=mib) for mib in (16, 100))
+        for queries, rescale in (("shared", "lazy"), ("split", "eager"), ("split", "lazy")):
+            other = replace(config, queries=queries, rescale=rescale)
+            yield other
+            if grid == "ticket":
+                yield from (replace(other, section_mib=mib) for mib in (16, 100))
 
 
 def space(shape: Shape) -> list[ForwardConfig]:

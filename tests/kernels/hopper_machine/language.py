@@ -268,6 +268,14 @@ def assume(cond: Any) -> None:
     device_assert(cond, "an assumption does not hold")
 
 
+def inline_asm_elementwise(asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool,
+                           pack: int) -> Tile:
+    """Of all assembly, a thread's own value that it asks itself for."""
+    if asm != "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
+        raise Unsupported(f"assembly: {asm}")
+    return args[0]
+
+
 def barrier(*, cluster: bool = False) -> None:
     """All warps of a partition act as one here."""
 
