@@ -75,10 +75,13 @@ def test_units_that_ncu_scaled_and_base_units_say_the_same_to_the_digits_of_each
 def test_the_full_set_adds_traffic_and_eligible_warps(read):
     basic, full = read("ncu-2025.3.1-raw.csv").kernels, read("ncu-2025.3.1-full-raw.csv").kernels
     for one, other in zip(basic, full, strict=True):
-        assert set(other.counters) - set(one.counters) == {"dram_bytes", "eligible_warps"}
+        assert set(other.counters) - set(one.counters) == {
+            "dram_bytes", "eligible_warps", "code_hit_percent", "code_cache_percent"}
         assert set(one.counters) <= set(other.counters)
     assert [row.counters["dram_bytes"] for row in full] == pytest.approx([854_784, 1_088_000])
     assert full[0].counters["eligible_warps"] == 0.217602
+    busy = [full[0].counters[name] for name in ("code_hit_percent", "code_cache_percent", "l2_percent")]
+    assert busy == pytest.approx([73.415238, 34.102192, 8.076401])
 
 
 def test_the_details_page_alone(read):

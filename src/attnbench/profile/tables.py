@@ -116,8 +116,8 @@ def api(capture: Capture) -> Table:
 SHOWN = {
     "duration_ms": ("ms", 0), "cycles": ("cycles", 5), "sm_mhz": ("SM MHz", 7), "registers": ("regs", 3),
     "theoretical_occupancy_percent": ("occ. max %", 6), "achieved_occupancy_percent": ("occ. %", 0),
-    "l2_hit_percent": ("L2 hit %", 0), "dram_percent": ("DRAM %", 0), "sm_percent": ("SM %", 0),
-    "tensor_percent": ("tensor %", 0),
+    "l2_hit_percent": ("L2 hit %", 0), "l2_percent": ("L2 %", 6), "dram_percent": ("DRAM %", 0),
+    "sm_percent": ("SM %", 0), "tensor_percent": ("tensor %", 0),
 }
 """Counters of the table, with their heads and ranks."""
 
