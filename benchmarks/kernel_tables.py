@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import flash
@@ -19,9 +18,18 @@ from attnbench.store.runfile import read
 
 DENSE = ("hstu-fbgemm", "hstu-triton")
 """Dense backends that block-sparse attention is held against."""
-LADDER = (("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
-          ("pp persistent", "m128n128w8s2-tma-pp-persistent"), ("three", "m192n64w12s3-tma-pp"))
-"""Neighbours on the ladder of the flash forward that a race has measured together."""
+LADDER = {
+    128: (("portable", "m128n64w8s3"), ("tensor maps", "m128n64w8s3-tma"), ("large tiles", "m128n128w8s2-tma"),
+          ("fused", "m128n128w8s2-tma-fused"), ("portable persistent", "m128n64w8s3-tma-fused-persistent"),
+          ("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
+          ("persistent", "m128n128w8s2-tma-ws-persistent"), ("few", "m128n128w8s2-tma-ws-few"),
+          ("ticket", "m128n128w8s2-tma-ws-ticket")),
+    64: (("portable", "m128n64w8s3"), ("large tiles", "m128n128w8s2-tma"),
+         ("portable mix", "m128n128w8s2-tma-fused-mix"), ("ws", "m128n128w8s3-tma-ws"), ("pp", "m128n128w8s3-tma-pp"),
+         ("three", "m192n64w12s3-tma-ws"), ("three wide", "m192n128w12s2-tma-ws"),
+         ("ticket", "m192n128w12s2-tma-ws-ticket"), ("mix", "m192n128w12s2-tma-ws-mix-ticket"),
+         ("four", "m256n64w16s2-tma-ws-ticket"))}
+"""Steps of the flash forward by head dim; of what a race of them has measured, each is held against the one before."""
 
 
 def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str]]:
@@ -48,15 +56,31 @@ def held(row: flash.Row, wanted: Mapping[str, float]) -> tuple[str, str]:
 
 
 def ladder_rows(run: Run) -> list[list[str]]:
-    """A row a step and mask, at 4096 rows: its gain over the step before it."""
+    """A row a step of a head dim, at 4096 rows: of each mask TFLOP/s, the share of the best peer, and the gain."""
     found = []
-    for causal in (True, False):
-        records = {one.backend: one for one in run.records
-                   if one.time and one.case["seqlen"] == 4096 and one.case["causal"] == causal}
-        for (before, old), (step, new) in pairwise(LADDER):
-            pair = [records.get(f"flash-triton[{form}]") for form in (old, new)]
-            if pair[0] is not None and pair[1] is not None:
-                found.append([step, before, "causal" if causal else "full", _ratio(flash.ratio_of(pair[0], pair[1]))])
+    for dim, steps in LADDER.items():
+        sides = [_ladder_side(run, dim, causal) for causal in (True, False)]
+        found += [[str(dim), step, f"`{form}`", *(cell for side in sides for cell in side.get(form, [""] * 3))]
+                  for step, form in steps if any(form in side for side in sides)]
+    return found
+
+
+def _ladder_side(run: Run, dim: int, causal: bool) -> dict[str, list[str]]:
+    """Of one mask, by form: TFLOP/s, share of the best peer, gain over the step measured before."""
+    case = {"seqlen": 4096, "headdim": dim, "causal": causal}
+    records = {one.backend: one for one in run.records
+               if one.time and one.rate and all(one.case[name] == value for name, value in case.items())}
+    peers = [one.rate.tflops for name in (flash.CUDNN, flash.FA2, flash.FA3) if (one := records.get(name)) and one.rate]
+    best = max((rate for rate in peers if rate), default=None)
+    found: dict[str, list[str]] = {}
+    before = None
+    for _step, form in LADDER[dim]:
+        own = records.get(f"flash-triton[{form}]")
+        if own is None or own.rate is None or own.rate.tflops is None:
+            continue
+        gain = _ratio(flash.ratio_of(before, own)) if before else ""
+        found[form] = [_tflops(own.rate.tflops), f"{100 * own.rate.tflops / best:.0f} %" if best else "", gain]
+        before = own
     return found
 
 

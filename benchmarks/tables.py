@@ -313,11 +313,12 @@ def flash_kernels(mode: str) -> Callable[..., str]:
 
 
 def flash_ladder(say: Say, path: Path) -> str:
-    """What a step of the flash forward gains over the one before, where both were raced."""
+    """Steps of the flash forward that were raced, each against the best peer and the one before."""
     import kernel_tables
 
     run = kernel_tables.load(path)
-    words = ("step", "over", "mask", "gain")
+    side = ("of the best peer", "gain")
+    words = ("head dim", "step", "configuration", "causal", *side, "full", *side)
     return measured_kernels(say, words, kernel_tables.ladder_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 

@@ -25,19 +25,22 @@ def test_the_peer_with_the_least_room_decides(ratios, said):
     assert kernel_tables.held(row(**ratios), flash.bar_of("fwd", 256, 4096).least) == said
 
 
-def test_a_step_of_the_ladder_needs_both_forms():
-    def race(*forms: str) -> SimpleNamespace:
-        records = [SimpleNamespace(backend=f"flash-triton[{form}]", case={"seqlen": 4096, "causal": True},
-                                   time=SimpleNamespace(samples_ms=[ms] * 9, rounds=list(range(9))))
-                   for form, ms in zip(forms, (1.0, 0.8), strict=False)]
+def test_a_step_of_the_ladder_is_held_against_the_one_measured_before_it():
+    def race(*measured: tuple[str, float]) -> SimpleNamespace:
+        records = [SimpleNamespace(backend=name, case={"seqlen": 4096, "headdim": 128, "causal": True},
+                                   time=SimpleNamespace(samples_ms=[ms] * 9, rounds=list(range(9))),
+                                   rate=SimpleNamespace(tflops=100 / ms)) for name, ms in measured]
         return SimpleNamespace(records=records)
 
-    forms = dict(kernel_tables.LADDER)
-    assert kernel_tables.ladder_rows(race(forms["ws"])) == []
-    assert kernel_tables.ladder_rows(race(forms["ws"], forms["pp persistent"])) == []
-    [found] = kernel_tables.ladder_rows(race(forms["ws"], forms["pp"]))
-    assert found[:3] == ["pp", "ws", "causal"]
-    assert found[3].startswith("1.250")
+    forms = {step: f"flash-triton[{form}]" for step, form in kernel_tables.LADDER[128]}
+    assert kernel_tables.ladder_rows(race(("fa3-fwd", 1.0))) == []
+    [found] = kernel_tables.ladder_rows(race((forms["ws"], 1.0)))
+    assert found[1:6] == ["ws", "`m128n128w8s2-tma-ws`", "100", "", ""]
+    _, found = kernel_tables.ladder_rows(
+        race((forms["ws"], 1.0), (forms["persistent"], 0.8), ("fa3-fwd", 0.5), ("sdpa-cudnn", 0.6)))
+    assert found[:5] == ["128", "persistent", "`m128n128w8s2-tma-ws-persistent`", "125", "62 %"]
+    assert found[5].startswith("1.250")
+    assert found[6:] == ["", "", ""]
 
 
 def test_the_clock_is_of_the_records_of_a_mode():
