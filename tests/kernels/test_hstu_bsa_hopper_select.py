@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from attnbench.kernels import hstu_bsa_hopper_select as hopper
 from attnbench.kernels.hstu_bsa import BsaTensors, problem_of
 from attnbench.kernels.hstu_bsa_forward import allocate
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault, select_shapes
 from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
 from attnbench.kernels.hstu_bsa_plan import BsaConfig, saved_shapes
 from attnbench.workloads.base import Draw
@@ -65,7 +65,9 @@ def call_of(case, inputs):
         tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=case.block_size,
         block_counts=case.block_counts, alpha=case.alpha, scaling_seqlen=case.scaling_seqlen,
         local_window=case.local_window, selection=case.selection, pairs=case.pairs)
-    workspace = allocate(saved_shapes(problem, BsaConfig()), torch.device("cpu"))
+    workspace = allocate(saved_shapes(problem, BsaConfig()) | select_shapes(problem, SelectCut(pools=True)),
+                         torch.device("cpu"))
+    workspace["drawn"].fill_(77)
     for name, x in (("means_k", inputs.k), ("means_v", inputs.v)):
         workspace[name].fill_(torch.nan)
         for start, end in zip(inputs.seq_offsets[:-1].tolist(), inputs.seq_offsets[1:].tolist(), strict=True):

@@ -11,16 +11,19 @@ pytest.importorskip("triton")
 
 from attnbench.kernels import hstu_bsa_hopper_select as hopper
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate
-from attnbench.kernels.hstu_bsa_hopper_cut import select_cut
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_shapes
 from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem, saved_shapes
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
 BATCH, SEQLEN = 2, 8192
 D128, D64 = {}, {"attn_dim": 64, "linear_dim": 64, "heads": 8}
-SHAPES = {"pinned": {"d128": D128, "d64": D64},
-          "3.6": {"d128": D128, "every-option": {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}}}
-"By the Triton that compiles them; each takes seconds."
+EVERY = {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}
+POOLS = SelectCut(blocks=32, stages=6, pools=True)
+WIDE = SelectCut(rows=128, blocks=32, stages=8, pools=True, pool_stages=4)
+SHAPES = {"pinned": {"d64": (D64, None), "d128-pools": (D128, POOLS)},
+          "3.6": {"d128": (D128, None), "d64-pools": (D64, WIDE), "every-option-pools": (EVERY, POOLS)}}
+"By the Triton that compiles them, with a cut or the default; each takes seconds."
 
 
 def call_of(**values):
@@ -35,27 +38,31 @@ def call_of(**values):
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     offsets = empty(BATCH + 1, dtype=torch.int64)
+    shapes = saved_shapes(p, BsaConfig()) | select_shapes(p, SelectCut(pools=True))
     return BsaCall(
         problem=p, config=BsaConfig(), q=empty(rows, p.heads, p.attn_dim), k=empty(rows, p.heads, p.attn_dim),
         v=empty(rows, p.heads, p.linear_dim), gates=empty(rows, p.heads, p.gates), offsets=offsets,
         offsets_q=offsets if p.has_cache else None, num_targets=None, out=empty(rows, p.heads, p.linear_dim),
         blocks=empty(rows, p.heads, p.block_counts, dtype=torch.int32),
-        workspace=allocate(saved_shapes(p, BsaConfig()), torch.device("meta")))
+        workspace=allocate(shapes, torch.device("meta")))
 
 
-def job_of(label, call):
+def job_of(label, call, cut):
     with recorded(hopper, "hstu_bsa_hopper_select", capability=90) as jobs:
-        hopper.select_hopper(call)
+        hopper.select_hopper(call, cut)
     (job,) = jobs
     return replace(job, label=label)
 
 
-def faults(one, call):
+def faults(one, call, cut):
     """What is not as it should be."""
-    cut = select_cut(call.problem)
     dims = call.dims()
-    shared = cut.shared_bytes(dims["BLOCK_D"], dims["BLOCK_V"])
-    wrong = ["serialized"] * one.serialized + [f"{one.early} arrivals before the warps have met"] * (one.early > 0)
+    shared = cut.shared_bytes(dims["BLOCK_D"], dims["BLOCK_V"], call.problem.block_size)
+    wrong = ["serialized"] * one.serialized + [f"{one.warps} warps"] * (one.warps != 4 * cut.groups + 4)
+    # Partitions of one warp meet by a barrier of their own: two places that tell, of who fetches too, and who sums.
+    wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > (10 if cut.pools else 2))
+    orders = {name: one.handovers[name] for name in ("acquire", "release")}
+    wrong += [f"{orders}"] * (orders != {"acquire": 4 * cut.pools, "release": 2 * cut.pools})
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
     # Of each warpgroup whole tiles of means, masked ones, and keys nearby.
     wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 3 * cut.groups)
@@ -69,21 +76,22 @@ def faults(one, call):
         wrong += [f"loop {place}: {sass['MUFU']} tanh of {scores}"] * (sass["MUFU"] != scores)
         # To rank a score takes 7.5 operations, without the mask; a few may stand before.
         beside = loop["beside"]["all"]
-        wrong += [f"loop {place}: {beside} beside a product"] * (place % 3 < 2 and beside < 7 * scores)
+        wrong += [f"loop {place}: {beside} beside a product"] * (place % 3 < 2 and beside < 6.5 * scores)
     least = min(loop["sass"]["all"] for place, loop in enumerate(one.loops) if place % 3 == 0)
     # A multiplication, a tanh, a multiply-add, half a conversion, the ranking, and the rest of a tile.
-    wrong += [f"{least} instructions a tile"] * (least > 11.5 * scores + 100)
+    wrong += [f"{least} instructions a tile"] * (least > 11.5 * scores + 110)
     # What is left is put by once a job.
-    return wrong + [f"{one.spills} spills"] * (one.spills > 100)
+    return wrong + [f"{one.spills} spills"] * (one.spills > 150)
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
 def test_ranking_runs_beside_products_and_within_threads(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    calls = {label: call_of(**values) for label, values in SHAPES[version].items()}
-    found = compile_with({version: tritons()[version]}, [job_of(*item) for item in calls.items()])[version]
-    assert not {label: wrong for label, call in calls.items() if (wrong := faults(found[label], call))}
+    made = {label: (call, cut or select_cut(call.problem)) for label, (values, cut) in SHAPES[version].items()
+            for call in [call_of(**values)]}
+    found = compile_with({version: tritons()[version]}, [job_of(label, *one) for label, one in made.items()])[version]
+    assert not {label: wrong for label, one in made.items() if (wrong := faults(found[label], *one))}
 
 
 def test_another_batch_or_length_compiles_nothing_anew():

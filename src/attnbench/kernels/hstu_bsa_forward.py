@@ -116,7 +116,8 @@ def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.devi
 
 def forward(call: BsaCall) -> None:
     """Launch it all: out and blocks are written."""
-    pool(call)
+    if not (call.config.select and call.config.select.pools):
+        pool(call)
     select(call)
     lists(call)
     attend(call)
@@ -134,7 +135,7 @@ def pool(call: BsaCall) -> None:
 
 
 def select(call: BsaCall) -> None:
-    """Compressed, local and sliding branches into out, and the blocks of each query."""
+    """Compressed, local and sliding branches into out, and the blocks of each query; the means too where it pools."""
     p, c = call.problem, call.config
     if c.select:
         select_hopper(call, c.select)

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from attnbench.kernels.hstu_bsa_plan import BsaProblem
+    from attnbench.kernels.hstu_bsa_plan import BsaProblem, Shapes
 
 SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
-REGISTERS = {2: 240, 3: 160}
-"Of each thread of so many warpgroups beside the loader."
+REGISTERS = {2: (240, 24), 3: (160, 24)}
+"Of each thread of so many warpgroups, and of the loader beside them."
+POOLED = {2: (224, 56), 3: (152, 56)}
+"The same where the loader has warps beside it that make means."
+APART = 32
+"Between counters, each of which has a line of the L2 of its own."
+ITEM_ROWS = 128
+"Keys of a head whose means are made together."
 HELD = {2: 176, 3: 112}
 """Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
 wait for one another."""
@@ -38,12 +44,30 @@ class SelectCut:
     beside: bool = True
     "rank while the product with the values runs, or before it is issued"
     jobs: int | None = None
-    "of a program; None: a program an SM has its share of all"
+    "of a program, if each draws as many; None: a program an SM"
+    pools: bool = False
+    "the means are made beside it, by warps of its own; else they are there before"
+    pool_stages: int = 2
+    "blocks of keys and of values in flight for that"
+    ahead_mib: float = 12.0
+    """keys and values whose means may be made before a job that needs them is drawn: few are in the L2 still when they
+    are read as keys nearby, many let nobody wait"""
 
-    def shared_bytes(self, block_d: int, block_v: int) -> int:
+    def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
         """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
         outs = block_v if block_v != block_d else 0
-        return 2 * (self.groups * self.rows * (2 * block_d + outs) + self.stages * self.blocks * (block_d + block_v))
+        keys = self.stages * self.blocks + self.pools * self.pool_stages * block_size
+        # Barriers for the blocks come to more than those beside all other tiles.
+        return 2 * (self.groups * self.rows * (2 * block_d + outs) + keys * (block_d + block_v)) + 1024 * self.pools
+
+    def registers(self) -> tuple[int, int]:
+        """Of each thread of its warpgroups, and of the warps beside them."""
+        return (POOLED if self.pools else REGISTERS)[self.groups]
+
+    def ahead(self, problem: BsaProblem) -> int:
+        """Jobs before the first that needs an item, when it may be drawn."""
+        each = self.rows * self.groups * (problem.attn_dim + problem.linear_dim) * problem.item
+        return int(self.ahead_mib * 2**20) // each
 
     def held(self, block_v: int) -> int:
         """Registers of a thread for the sums, scores and weights of such values."""
@@ -52,6 +76,12 @@ class SelectCut:
     def programs(self, jobs: int, count: int) -> int:
         """Programs for so many jobs on a card of `count` SMs."""
         return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
+
+
+def select_shapes(problem: BsaProblem, cut: SelectCut) -> Shapes:
+    """Workspace that `select_hopper` needs beside means."""
+    made = problem.keys // ITEM_ROWS + problem.batch if cut.pools else 0
+    return {"drawn": ((2 * APART + made,), torch.int32)}
 
 
 def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, int] | None) -> str | None:
@@ -63,14 +93,15 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         capability: of the card; None: not asked.
     """
     p = problem
-    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v), (
+    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v, p.block_size), (
         (p.has_targets, "knows no targets"),
         (p.pairs, "knows no pairs"),
         (p.shared, "selects for each head alone"),
         (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
         (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
         (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
-        (cut.stages < 1, "has no stage; at least 1"),
+        (min(cut.stages, cut.pool_stages) < 1, "has no stage; at least 1"),
+        (cut.ahead_mib < 0, f"cannot be {cut.ahead_mib} MiB ahead; 0 or more"),
         (cut.held(p.block_v) > HELD.get(cut.groups, 0),
          f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
     ))
