@@ -50,7 +50,7 @@ def _reads(text):
 @pytest.mark.parametrize(("text", "said"), [
     ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
     ("m128n128w8s2-wibble", "has the word wibble; "
-     "one of tma, ahead, ws, pp, fused, mix, split, lazy, few, ticket, persistent, r128, l8"),
+     "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, r128, l8"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
     ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
@@ -85,6 +85,7 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("warpgroups", "m192n64w8s2", LONG),
     ("warpgroups", "m128n64w8s2-tma-split", LONG),
     ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
+    ("warpgroups", "m128n64w8s2-tma-deep", LONG),
     ("warpgroups", "m192n64w12s2-tma-ws-split", LONG),
     ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
     ("ahead", "m128n128w8s2-tma-ahead", LONG),
@@ -205,5 +206,7 @@ def test_estimates_are_those_worked_out_by_hand():
     split = parse("m128n64w8s2-tma-ws-split-ticket")
     assert shared_bytes(split, wide) == 2 * (3 * 128 * 128 + 2 * 64 * 512)
     assert registers(split, wide) == 128 + 32 + 16 + 32 + 32
+    # A tile of keys more takes the place of the next half.
+    assert shared_bytes(replace(split, rings="deep"), wide) == 2 * (2 * 128 * 128 + 3 * 64 * 256 + 2 * 64 * 256)
     # With a stage more there is no room for the next queries.
     assert shared_bytes(replace(config, stages=3), LONG) == 2 * (128 * 128 + 3 * 128 * 256)

@@ -96,6 +96,8 @@ CASES = {
     "lazy": ({"seqlen": 300, "seqlen_k": 270, "causal": True}, f"{TWO}-lazy"),
     "lazy-three": ({"batch": 2, "seqlen": 210, "lengths": "210:1", "window": (100, 30)}, f"{THREE}-lazy-ticket"),
     "split-lazy": ({"batch": 3, "seqlen": 290, "headdim": 256}, "m128n64w8s2-tma-ws-split-lazy-ticket"),
+    "deep": ({"seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-deep"),
+    "deep-split": ({"batch": 3, "seqlen": 310, "headdim": 256}, "m128n64w8s2-tma-ws-split-deep-lazy-ticket"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 

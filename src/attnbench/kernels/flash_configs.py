@@ -16,7 +16,7 @@ from typing import Any
 _SHORT = re.compile(r"m(\d{1,4})n(\d{1,4})w(\d{1,2})s(\d)((?:-[a-z]+\d*)*)", re.ASCII)
 WORDS = {"loads": ("pointer", "tma"), "order": ("plain", "ahead", "ws", "pp"), "mask": ("apart", "fused"),
          "exp": ("unit", "mix"), "queries": ("shared", "split"),
-         "rescale": ("eager", "lazy"), "grid": ("tiles", "few", "ticket", "persistent")}
+         "rings": ("even", "deep"), "rescale": ("eager", "lazy"), "grid": ("tiles", "few", "ticket", "persistent")}
 "Fields that are one of a few words, the default first; the short form has a word that is not the default."
 HOPPER = ("ws", "pp")
 "Orders of the kernel in flash_hopper_forward, whose warps have jobs of their own."
@@ -51,6 +51,8 @@ class ForwardConfig:
     queries: str = "shared"
     """shared: products read them from shared memory; split: half of their dims from registers (ws and pp, from 128
     dims on)"""
+    rings: str = "even"
+    "even: as many tiles of keys in flight as of values; deep: one of keys more, which are waited for first (ws and pp)"
     rescale: str = "eager"
     """eager: the output so far takes a factor as soon as it is known, beside no product of its warpgroup; lazy: beside
     the next scores' (ws and pp)"""

@@ -39,7 +39,7 @@ from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_load import load
 from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, not_sooner, sums_of, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
-from attnbench.kernels.flash_space import Shape, hopper_fault, out_columns, query_columns, query_tiles
+from attnbench.kernels.flash_space import Shape, hopper_fault, key_stages, out_columns, query_columns, query_tiles
 from attnbench.kernels.hopper import (
     ROWS,
     barriers,
@@ -287,8 +287,8 @@ def flash_hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, drawn_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head,
     scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
-    TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
+    BLOCK_V: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
     problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
@@ -302,7 +302,7 @@ def flash_hopper_forward(
         held_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
         if GROUPS > 2:
             held_rings = (held_rings[0], held_rings[1], ring_of(q_desc, 1, 1))
-    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
+    rings = (q_rings, ring_of(k_desc, KEY_STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
     tickets = rings[1]
     if GRID == "ticket":
@@ -380,6 +380,6 @@ def launch_hopper_forward(
     flash_hopper_forward[(programs,)](
         *described, lse, drawn, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E,
         *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
-        BLOCK_N=config.block_n, BLOCK_V=columns, STAGES=config.stages, GRID=config.grid,
+        BLOCK_N=config.block_n, BLOCK_V=columns, KEY_STAGES=key_stages(config), STAGES=config.stages, GRID=config.grid,
         ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",
         MIX=config.exp == "mix", LAZY=config.rescale == "lazy", REGISTERS=WARPGROUPS[config.warps], num_warps=4)

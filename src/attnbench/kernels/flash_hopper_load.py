@@ -25,21 +25,25 @@ def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.c
     head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
         number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
     if first < queries:
+        if HALF:
+            for which in gl.static_range(GROUPS):
+                fill(held_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
         # Without room for two the queries come after the first keys: the last output may have to leave before.
         if not AHEAD and begin < end:
             fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
         for which in gl.static_range(GROUPS):
-            if HALF:
-                fill(held_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head)
             fill(q_rings[which], done, q_desc, query_start, queries, first + which * ROWS, head, 0, HALF)
+        if AHEAD and begin < end:
+            fill(k_ring, count, k_desc, key_start, keys, (end - 1) * BLOCK_N, head // repeats)
         done += 1
+        # Keys a tile before values, as they are read: their place is free before that of the values.
         for index in range(end - begin):
             at = (end - 1 - index) * BLOCK_N
-            if AHEAD or index > 0:
-                fill(k_ring, count, k_desc, key_start, keys, at, head // repeats)
-            # Here, for the answer comes while the last values wait for room; earlier, and a long job would hold the
-            # next one back from programs that are done before.
-            if GRID == "ticket" and at == begin * BLOCK_N:
+            if at > begin * BLOCK_N:
+                fill(k_ring, count + 1, k_desc, key_start, keys, at - BLOCK_N, head // repeats)
+            elif GRID == "ticket":
+                # Here, for the answer comes while the last values wait for room; earlier, and a long job would hold the
+                # next one back from programs that are done before.
                 following = draw(drawn_ptr)
             fill(v_ring, count, v_desc, key_start, keys, at, head // repeats)
             count += 1

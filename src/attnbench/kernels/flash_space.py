@@ -61,6 +61,11 @@ def query_columns(config: ForwardConfig, shape: Shape) -> int:
     return shape.block(shape.dim) // (2 if config.queries == "split" else 1)
 
 
+def key_stages(config: ForwardConfig) -> int:
+    """Tiles of keys in flight of the Hopper path."""
+    return config.stages + (config.rings == "deep")
+
+
 def query_tiles(config: ForwardConfig, shape: Shape) -> int:
     """How many tiles of queries a program of the Hopper path has room for: of several the next too, if that fits."""
     return 1 + (config.grid != "tiles" and _keys_and_queries(config, shape, 2) + 2048 <= shape.shared_bytes)
@@ -82,7 +87,8 @@ def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
     """Bytes of the rings of the Hopper path, with so many tiles of queries; of what registers hold there is one."""
     columns = query_columns(config, shape)
     held = config.block_m * (shape.block(shape.dim) - columns)
-    keys = config.stages * config.block_n * (shape.block(shape.dim) + shape.block(shape.dim_v))
+    keys = key_stages(config) * config.block_n * shape.block(shape.dim)
+    keys += config.stages * config.block_n * shape.block(shape.dim_v)
     return (keys + tiles * config.block_m * columns + held) * shape.item_bytes
 
 
@@ -119,8 +125,8 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
-        if config.queries == "split" or config.rescale == "lazy":
-            return "has split or lazy, which only the orders ws and pp have; without"
+        if {"split", "deep", "lazy"} & {config.queries, config.rings, config.rescale}:
+            return "has split, deep or lazy, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -254,8 +260,10 @@ def candidates() -> Iterator[ForwardConfig]:
             yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
         if grid in ("ticket", "persistent"):
             yield replace(config, exp="mix")
-        for queries, rescale in (("shared", "lazy"), ("split", "eager"), ("split", "lazy")):
-            other = replace(config, queries=queries, rescale=rescale)
+        for queries, rings, rescale in (("shared", "even", "lazy"), ("split", "even", "eager"),
+                                        ("split", "even", "lazy"), ("shared", "deep", "lazy"),
+                                        ("split", "deep", "lazy")):
+            other = replace(config, queries=queries, rings=rings, rescale=rescale)
             yield other
             if grid == "ticket":
                 yield from (replace(other, section_mib=mib) for mib in (16, 100))
