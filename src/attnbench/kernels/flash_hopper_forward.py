@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_load import load
-from attnbench.kernels.flash_hopper_tiles import fold, hide, job_at, job_of, not_sooner, sums_of, unseen_of
+from attnbench.kernels.flash_hopper_tiles import fold, hide, job_of, not_sooner, sums_of, unseen_of, whose
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, key_stages, out_columns, query_columns, query_tiles
 from attnbench.kernels.hopper import (
@@ -143,10 +143,10 @@ def scores_of(held, q, k, none):
 
 @gluon.jit
 @no_type_check
-def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, span, WHICH: gl.constexpr,
+def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row, shift, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
-                 MIX: gl.constexpr, LAZY: gl.constexpr, ROOM: gl.constexpr):
-    """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
+                 MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+    """Softmax and sums of a job's tiles of keys, one at least, the count after them, and the next job."""
     _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, _held_rings = given
     begin, whole, split, end, keys = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -204,23 +204,44 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, row, shift, sp
     if LAZY:
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
     acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
+    # Here, where a product runs: four divisions, one after the other.  And what has come is awaited once more, since the
+    # wait for the product would be moved up before them.
+    at, step, tile, head, number = next_of(given, next_job, GRID)
+    if GRID != "tiles":
+        wait_tile(v_ring, count)
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count)
-    return acc, row_max, sums, count + 1
+    return acc, row_max, sums, count + 1, at, step, tile, head, number
 
 
 @gluon.jit
 @no_type_check
-def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+def next_of(given, job, GRID: gl.constexpr):
+    """The job after this one: place in the grid's order, how far from one to the next, tile, head and sequence."""
+    at, step, tile, head, number, turn = job
+    if GRID != "tiles":
+        if GRID == "ticket":
+            at = told(given[8], turn + 1)
+        else:
+            at += step
+        tile, head, number = whose(at, given[6], step, GRID)
+    return at, step, tile, head, number
+
+
+@gluon.jit
+@no_type_check
+def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
                PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
                TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
-    """Attend to a job's keys and send the output; how many tiles of keys and of queries there have been then."""
+    """Attend to a job's keys and send the output; tiles of keys and of queries there have been then; the next job."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     q_ring = given[4][0][WHICH]
     SPLIT: gl.constexpr = q_ring[0].shape[5] != BLOCK_V
-    head, batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
-        number, given[6], HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    at, step, tile, head, number, _turn = job
+    batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
+        tile, number, given[6], HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    mine = head
     if first < queries:
         row = first + WHICH * ROWS
         acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
@@ -236,22 +257,26 @@ def attend_job(given, number, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.con
         q = take(q_ring, done)
         if begin < end:
             span = (begin, whole, split, end, keys)
-            acc, row_max, sums, count = through_keys(
-                held, q, acc, row_max, sums, given, count, done, row, keys - queries, span, WHICH, HAS_LEFT, HAS_RIGHT,
-                BLOCK_N, TURNS, MIX, LAZY, ROOM)
-        elif ROOM > 1:
-            leave(q_ring, done)
+            acc, row_max, sums, count, at, step, tile, head, number = through_keys(
+                held, q, acc, row_max, sums, given, count, done, job, row, keys - queries, span, WHICH, HAS_LEFT,
+                HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, GRID, ROOM)
+        else:
+            if ROOM > 1:
+                leave(q_ring, done)
+            at, step, tile, head, number = next_of(given, job, GRID)
         # The queries have been read: the output leaves from where they were, or the next can come.
         place = q_ring[0].index(done % ROOM)
         APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V and not SPLIT
         if APART:
             give_back(q_ring, done)
             place = given[9].index(WHICH)
-        send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED)
+        send(given, acc, row_max, sums, place, mine, batch, query_start, queries, row, PACKED)
         done += 1
         if GRID != "tiles" and ROOM == 1 and not APART:
             leave(q_ring, done)
-    return count, done
+    else:
+        at, step, tile, head, number = next_of(given, job, GRID)
+    return count, done, at, step, tile, head, number
 
 
 @gluon.jit
@@ -261,23 +286,26 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
            MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each job."""
     problem = given[6]
-    tickets = given[8]
     jobs = problem[7] * problem[8]
     count = 0
     done = 0
+    turn = 0
     if GRID == "ticket":
-        ticket = told(tickets, 0)
-        turn = 1
-        while ticket < jobs:
-            count, done = attend_job(given, job_at(ticket, problem, 1, GRID), count, done, WHICH, HAS_LEFT, HAS_RIGHT,
-                                     PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
-            ticket = told(tickets, turn)
-            turn += 1
+        at = told(given[8], 0)
+        last = jobs
+        step = 1
     else:
-        one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
-        for turn in range(one, last, step):
-            count, done = attend_job(given, job_at(turn, problem, step, GRID), count, done, WHICH, HAS_LEFT,
-                                     HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
+        at, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
+    tile, head, number = whose(at, problem, step, GRID)
+    if GRID == "tiles":
+        attend_job(given, (at, step, tile, head, number, turn), count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED,
+                   BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
+    else:
+        while at < last:
+            count, done, at, step, tile, head, number = attend_job(
+                given, (at, step, tile, head, number, turn), count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N,
+                BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
+            turn += 1
     tma.store_wait(0)
 
 

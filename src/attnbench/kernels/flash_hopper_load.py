@@ -8,13 +8,13 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnbench.kernels.flash_hopper_tiles import job_at, job_of
+from attnbench.kernels.flash_hopper_tiles import job_of, whose
 from attnbench.kernels.hopper import ROWS, fill, jobs_of, tell
 
 
 @gluon.jit
 @no_type_check
-def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+def load_job(given, turn, step, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
              BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, GRID: gl.constexpr):
     """Load a job's tiles; how many tiles of keys and of queries there have been then, and the next ticket if drawn."""
     q_desc, k_desc, v_desc, rings, problem, repeats, _tickets, drawn_ptr, held_rings = given
@@ -22,8 +22,9 @@ def load_job(given, number, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.c
     HALF: gl.constexpr = q_desc.block_shape[4] % k_desc.block_shape[4]
     AHEAD: gl.constexpr = q_rings[0][0].shape[0] > 1
     following = -1
-    head, _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
-        number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
+    tile, head, number = whose(turn, problem, step, GRID)
+    _batch, query_start, key_start, queries, keys, first, begin, _whole, _split, end = job_of(
+        tile, number, problem, HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
     if first < queries:
         if HALF:
             for which in gl.static_range(GROUPS):
@@ -72,7 +73,7 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
         turn = 0
         while ticket < jobs:
             tell(tickets, turn, ticket)
-            count, done, following = load_job(given, job_at(ticket, problem, 1, GRID), count, done, HAS_LEFT,
+            count, done, following = load_job(given, ticket, 1, count, done, HAS_LEFT,
                                               HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)
             if following < 0:  # a job without keys
                 following = draw(given[7])
@@ -82,5 +83,5 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
     else:
         one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
         for turn in range(one, last, step):
-            count, done, _following = load_job(given, job_at(turn, problem, step, GRID), count, done, HAS_LEFT,
+            count, done, _following = load_job(given, turn, step, count, done, HAS_LEFT,
                                                HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)

@@ -41,13 +41,20 @@ def job_at(turn, problem, step, GRID: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def job_of(number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which rows a job is, and which tiles of keys they see."""
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, _stretch, _sharers = problem
-    tile, pair = section_of(number, tiles, pairs, group)
+def whose(turn, problem, step, GRID: gl.constexpr):
+    """Tile, head and sequence of the job that is `turn`-th in a grid's order; past the last, of any."""
+    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, heads, pairs, tiles, group, _stretch, _sharers = problem
+    tile, pair = section_of(gl.maximum(job_at(turn, problem, step, GRID), 0), tiles, pairs, group)
     number = pair // heads
-    head = pair - number * heads
+    return tile, pair - number * heads, number
+
+
+@gluon.jit
+@no_type_check
+def job_of(tile, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which rows a tile of a sequence is, and which tiles of keys they see."""
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, _heads, _pairs, _tiles, _group, _stretch, _sharers = problem
     batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     query_start = (query_start + batch * seqlen_q).to(gl.int32)
     key_start = (key_start + batch * seqlen_k).to(gl.int32)
@@ -56,7 +63,7 @@ def job_of(number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PAC
     low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
                                                 right, HAS_LEFT, HAS_RIGHT)
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
-    return head, batch, query_start, key_start, queries, keys, first, begin, whole, split, end
+    return batch, query_start, key_start, queries, keys, first, begin, whole, split, end
 
 
 @gluon.jit
