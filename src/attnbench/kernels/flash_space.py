@@ -260,13 +260,14 @@ def candidates() -> Iterator[ForwardConfig]:
             yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
         if grid in ("ticket", "persistent"):
             yield replace(config, exp="mix")
-        for queries, rings, rescale in (("shared", "even", "lazy"), ("split", "even", "eager"),
-                                        ("split", "even", "lazy"), ("shared", "deep", "lazy"),
-                                        ("split", "deep", "lazy")):
-            other = replace(config, queries=queries, rings=rings, rescale=rescale)
-            yield other
-            if grid == "ticket":
-                yield from (replace(other, section_mib=mib) for mib in (16, 100))
+        # Deep rings of more stages have no room where they would help.
+        if grid != "few" and stages == 2:
+            for queries, rings in product(WORDS["queries"], WORDS["rings"]):
+                lazy = replace(config, queries=queries, rings=rings, rescale="lazy")
+                yield lazy
+                yield replace(lazy, section_mib=16)
+            yield replace(config, queries="split")
+            yield replace(config, rescale="lazy", exp="mix")
 
 
 def space(shape: Shape) -> list[ForwardConfig]:
