@@ -214,7 +214,12 @@ def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.conste
         if APART:
             give_back(q_ring, done)
             place = given[9].index(WHICH)
-        send(given, acc, row_max, sums, place, mine, batch, query_start, queries, row, PACKED)
+        # A program of one job needs the place of the held half no more.
+        TWO: gl.constexpr = SPLIT and GRID == "tiles"
+        beside = place
+        if TWO:
+            beside = given[10][WHICH][0].index(0)
+        send(given, acc, row_max, sums, place, beside, mine, batch, query_start, queries, row, PACKED, not TWO)
         done += 1
         if GRID != "tiles" and ROOM == 1 and not APART:
             leave(q_ring, done)

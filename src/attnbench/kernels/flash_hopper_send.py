@@ -35,11 +35,12 @@ def put(out_desc, place, part, query_start, queries, row, head, column):
 
 @gluon.jit
 @no_type_check
-def send(given, acc, row_max, sums, place, head, batch, query_start, queries, row, PACKED: gl.constexpr):
+def send(given, acc, row_max, sums, place, beside, head, batch, query_start, queries, row, PACKED: gl.constexpr,
+         ALONE: gl.constexpr):
     """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
 
-    By a place of half the columns it leaves in two parts; where no queries have the place, the last output may still be
-    on its way from there.
+    By places of half the columns it leaves in two parts, the second by way of `beside`: ALONE, that is the same place.
+    Where no queries have the place, the last output may still be on its way from there.
     """
     out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets, _outs, _held_rings = given
     COLUMNS: gl.constexpr = out_desc.block_shape[4]
@@ -55,9 +56,10 @@ def send(given, acc, row_max, sums, place, head, batch, query_start, queries, ro
         tma.store_wait(0)
         sync_warps()
         put(out_desc, place, first, query_start, queries, row, head, 0)
-        tma.store_wait(0)
-        sync_warps()
-        put(out_desc, place, second, query_start, queries, row, head, COLUMNS)
+        if ALONE:
+            tma.store_wait(0)
+            sync_warps()
+        put(out_desc, beside, second, query_start, queries, row, head, COLUMNS)
     lse = gl.where(empty, float("-inf"), (row_max * scale + gl.log2(total)) * LN_2)
     rows = row + gl.arange(0, ROWS, OF_ROWS)
     starts = gl.cast(batch, gl.int64) * lse_batch + gl.cast(head, gl.int64) * lse_head
