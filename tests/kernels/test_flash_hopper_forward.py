@@ -27,6 +27,8 @@ from attnbench.workloads.attention.inputs import make_inputs
 
 from .hopper_machine import machine_runs
 from .hopper_machine import run as run_kernel
+from .hopper_machine.outside import Outside
+from .hopper_machine.transfers import Transfers
 from .test_flash_forward import held, lse_of
 from .test_flash_forward import run as launched
 
@@ -212,6 +214,27 @@ def test_of_no_keys_at_all_every_row_is_zero_and_of_no_rows_there_is_nothing():
     assert (lse == -torch.inf).all()
     out, lse = attend(*given_rows(0, 70))
     assert (out.numel(), lse.numel()) == (0, 0)
+
+
+@pytest.mark.parametrize(("short", "said"), [
+    (f"{TWO}-ticket", "q q k k v k v draw v"), ("m128n64w8s2-tma-ws-ticket", "q q k k v k v draw v"),
+    ("m128n64w8s2-tma-ws", "k q q k v k v v"), ("m128n64w8s3-tma-ws-split-ticket", "q q q q k k v k v draw v"),
+])
+def test_keys_come_a_tile_before_values_and_a_job_is_drawn_before_the_last(monkeypatch, short, said):
+    q, k, v = given_rows(100, 180, dim=128)
+    names = {x.data_ptr(): name for x, name in ((q, "q"), (k, "k"), (v, "v"))}
+    order = []
+
+    def noted(what, name_of):
+        def note(self, *given, **named):
+            order.append(name_of(*given))
+            return what(self, *given, **named)
+        return note
+
+    monkeypatch.setattr(Transfers, "load", noted(Transfers.load, lambda desc, *_: names[desc.base.data_ptr()]))
+    monkeypatch.setattr(Outside, "atomic_add", noted(Outside.atomic_add, lambda *_: "draw"))
+    attend(q, k, v, short)
+    assert " ".join(order) == said
 
 
 def poisoned(x, rows):
