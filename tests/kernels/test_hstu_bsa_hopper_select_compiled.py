@@ -59,10 +59,10 @@ def faults(one, call, cut):
     dims = call.dims()
     shared = cut.shared_bytes(dims["BLOCK_D"], dims["BLOCK_V"], call.problem.block_size)
     wrong = ["serialized"] * one.serialized + [f"{one.warps} warps"] * (one.warps != 4 * cut.groups + 4)
-    # Partitions of one warp meet by a barrier of their own: two places that tell, of who fetches too, and who sums.
-    wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > (10 if cut.pools else 2))
+    # Partitions of one warp, who load and who fetch, meet by a barrier of their own where they tell.
+    wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > (4 if cut.pools else 2))
     orders = {name: one.handovers[name] for name in ("acquire", "release")}
-    wrong += [f"{orders}"] * (orders != {"acquire": 4 * cut.pools, "release": 2 * cut.pools})
+    wrong += [f"{orders}"] * (orders != {"acquire": 4 * cut.pools, "release": 1 * cut.pools})
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
     # Of each warpgroup whole tiles of means, masked ones, and keys nearby.
     wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 3 * cut.groups)
@@ -81,7 +81,7 @@ def faults(one, call, cut):
     # A multiplication, a tanh, a multiply-add, half a conversion, the ranking, and the rest of a tile.
     wrong += [f"{least} instructions a tile"] * (least > 11.5 * scores + 110)
     # What is left is put by once a job.
-    return wrong + [f"{one.spills} spills"] * (one.spills > 150)
+    return wrong + [f"{one.spills} spills"] * (one.spills > 200)
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])

@@ -118,6 +118,73 @@ def test_the_kernels_for_hopper_select_what_the_portable_one_does_at_full_size(n
     assert float((portable["out"] - hopper["out"]).abs().max()) <= 0.02 * float(portable["out"].abs().max())
 
 
+POOLS = {"select": {"groups": 2, "blocks": 32, "stages": 4, "pools": True}, "attend": {}}
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", KNOWN)
+def test_means_made_beside_the_selection_change_nothing(name):
+    """Two orders of a mean's sum in fp32: a mean may differ by a rounding, and a near tie with it."""
+    case = of(**CASES[name])
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    found = results(case, inputs, **POOLS)
+    blocks = found.pop("blocks")
+    assert not oracle_bsa.selection_faults(case, inputs, blocks)
+    truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)
+    plain = oracle_bsa.evaluate(case, inputs, dtype=inputs.q.dtype, draw=Draw(), blocks=blocks)
+    for tensor, right in truth.items():
+        step = torch.finfo(inputs.q.dtype).eps * float(right.abs().max())
+        allowed = (2 if tensor == "out" else 4) * float((plain[tensor].double() - right).abs().max()) + step
+        assert float((found[tensor].double() - right).abs().max()) <= allowed, tensor
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("ahead", [0.0, 1.0, 12.0, 1000.0])
+@pytest.mark.parametrize(("nheads", "dim", "lengths"), [(4, 128, "full"), (8, 64, "full"), (4, 128, "zipf")])
+def test_means_made_beside_are_the_same_each_time_and_as_the_pool_has_them(nheads, dim, lengths, ahead):
+    """Many jobs a program, and calls one after another; a call that hangs is one that waits for who cannot come."""
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+
+    case = of(batch=16, seqlen=8192, nheads=nheads, attn_dim=dim, linear_dim=dim, lengths=lengths, mode="fwd")
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    cut = {"blocks": 32, "stages": 6, "pools": True, "ahead_mib": ahead}
+    beside = results(case, inputs, select={"blocks": 32, "stages": 6})
+    with HstuBsaTriton(Config("it", {"select": cut})).session(case, inputs) as it:
+        call = it.call("fwd")
+        for turn in range(20):
+            it.outputs()["out"].fill_(torch.nan)
+            it.outputs()["blocks"].fill_(-9)
+            call()
+            differ = (it.outputs()["blocks"] != beside["blocks"]).any(-1).float().mean().item()
+            assert differ <= 1e-3, turn
+            if not turn:
+                first = {name: x.clone() for name, x in it.outputs().items()}
+            assert all(torch.equal(first[name], x) for name, x in it.outputs().items()), turn
+
+
+@pytest.mark.hopper
+def test_two_calls_that_make_means_run_on_two_streams():
+    """Neither may have all its programs on the card, and neither waits for one that has not started."""
+    from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
+
+    case = of(batch=8, seqlen=4096, nheads=4, mode="fwd")
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    cut = {"select": {"blocks": 32, "stages": 6, "pools": True, "ahead_mib": 0.0}}
+    right = results(case, inputs, **cut)
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    with (HstuBsaTriton(Config("it", cut)).session(case, inputs) as first,
+          HstuBsaTriton(Config("it", cut)).session(case, inputs) as second):
+        calls = [first.call("fwd"), second.call("fwd")]
+        torch.cuda.synchronize()
+        for _ in range(50):
+            for stream, call in zip((one, two), calls, strict=True):
+                with torch.cuda.stream(stream):
+                    call()
+        torch.cuda.synchronize()
+        for it in (first, second):
+            assert all(torch.equal(right[name], x) for name, x in it.outputs().items())
+
+
 SHORT_RINGS = {"portable-0": {"programs_ahead": 1, "spare_pairs": 0},
                "portable-1": {"programs_ahead": 1, "spare_pairs": 1},
                "hopper": {"attend": {"ring_mib": 0.0, "step_mib": 0.0}}}

@@ -53,6 +53,11 @@ class HstuBsaTriton(OurTriton):
             yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws" + "-first" * (not beside),
                          {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages,
                                      "beside": beside}})
+        for groups, rows, stages, pooled, ahead in _HOPPER_POOLS[max(case.attn_dim, case.linear_dim) <= 64]:
+            yield Config(f"s{groups * rows}x32w{4 * groups}s{stages}-ws-pools{pooled}" + (
+                         f"-ahead{ahead:g}" if ahead != 12 else ""),
+                         {"select": {"groups": groups, "rows": rows, "blocks": 32, "stages": stages, "pools": True,
+                                     "pool_stages": pooled, "ahead_mib": ahead}})
         for word, name, value in _HOPPER_ATTEND:
             yield Config(f"{word}{value:g}-ws", {"attend": {name: value}})
         yield Config("keep-ws", {"attend": {"keep": True}})
@@ -88,6 +93,11 @@ _HOPPER_SELECT = (((3, 64, 64, 4, True), (3, 64, 64, 4, False), (3, 64, 32, 8, T
                    (2, 64, 64, 5, False), (2, 128, 32, 5, True)),
                   ((3, 128, 32, 8, True), (3, 128, 32, 8, False), (3, 64, 32, 16, True), (3, 64, 64, 8, False),
                    (2, 128, 32, 16, True), (2, 64, 64, 8, False)))
+# Warpgroups, rows of each, stages, blocks in flight for means made beside it, MiB of these ahead of their jobs.
+_HOPPER_POOLS = (((3, 64, 6, 2, 12.0), (3, 64, 5, 3, 12.0), (3, 64, 6, 2, 6.0), (3, 64, 6, 2, 24.0),
+                  (2, 64, 8, 2, 12.0)),
+                 ((3, 128, 8, 4, 12.0), (3, 128, 8, 4, 6.0), (3, 128, 8, 4, 24.0), (2, 128, 12, 4, 12.0),
+                  (3, 64, 12, 4, 12.0)))
 _HOPPER_ATTEND = (("stages", "stages", 2), ("ring", "ring_mib", 12.0), ("ring", "ring_mib", 32.0),
                   ("step", "step_mib", 3.0), ("step", "step_mib", 12.0), ("rows", "job_rows", 16), ("jobs", "jobs", 8))
 
@@ -95,7 +105,8 @@ _HOPPER_ATTEND = (("stages", "stages", 2), ("ring", "ring_mib", 12.0), ("ring", 
 def _said(config: BsaConfig) -> str:
     """Which kernels run, as a launch notes it."""
     attend = "for Hopper" if config.attend else f"schedule {config.schedule}"
-    return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
+    select = "for Hopper, which makes the means" if config.pools else "for Hopper" if config.select else "portable"
+    return f"select {select}, attend {attend}"
 
 
 class _Session(Buffers):
@@ -158,7 +169,8 @@ class _Session(Buffers):
 
         from attnbench.kernels import hstu_bsa_forward as parts
 
-        return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
+        names = ("pool",) * (not self.call.config.pools) + ("select", "lists", "attend")
+        return {name: partial(getattr(parts, name), self.call) for name in names}
 
     def results(self) -> Mapping[str, Tensor]:
         return {"out": self.call.out, "blocks": self.call.blocks}

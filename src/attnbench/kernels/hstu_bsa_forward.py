@@ -116,7 +116,7 @@ def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.devi
 
 def forward(call: BsaCall) -> None:
     """Launch it all: out and blocks are written."""
-    if not (call.config.select and call.config.select.pools):
+    if not call.config.pools:
         pool(call)
     select(call)
     lists(call)

@@ -54,11 +54,12 @@ class SelectCut:
     are read as keys nearby, many let nobody wait"""
 
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
-        """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
+        """Shared memory for tiles of so many columns of 16-bit numbers, up to a KiB of barriers beside it."""
         outs = block_v if block_v != block_d else 0
-        keys = self.stages * self.blocks + self.pools * self.pool_stages * block_size
-        # Barriers for the blocks come to more than those beside all other tiles.
-        return 2 * (self.groups * self.rows * (2 * block_d + outs) + keys * (block_d + block_v)) + 1024 * self.pools
+        queries, keys = self.groups * self.rows * (2 * block_d + outs), self.stages * self.blocks * (block_d + block_v)
+        pools = 2 * self.pool_stages * block_size * max(block_d, block_v) if self.pools else 0
+        # Barriers come to more than other kernels have.
+        return 2 * (queries + keys + pools) + (896 if self.pools else 128)
 
     def registers(self) -> tuple[int, int]:
         """Of each thread of its warpgroups, and of the warps beside them."""

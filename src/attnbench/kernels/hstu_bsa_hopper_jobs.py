@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Jobs of `select` for Hopper: numbers drawn, what they stand for, and what their rows see.
 
 Numbers go through the sequences one after another, some for each; no number stands for nothing, whatever the lengths.
@@ -15,7 +15,9 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from attnbench.kernels.hopper import barriers
 from attnbench.kernels.hstu_bsa_hopper_walk import LANES, add
 from attnbench.kernels.hstu_bsa_tiles import complete_seen, near_begin, standing
 from attnbench.kernels.hstu_dense_tiles import sequence
@@ -77,19 +79,21 @@ def numbers_before(sequence, at, offsets_ptr, batch, heads, ROWS: gl.constexpr, 
 
 @gluon.jit
 @no_type_check
-def job_of(job, problem, HAS_CACHE: gl.constexpr, BLOCK_M: gl.constexpr, FORWARD: gl.constexpr):
+def job_of(number, place, problem, HAS_CACHE: gl.constexpr, BLOCK_M: gl.constexpr, FORWARD: gl.constexpr):
     """Which rows of which head a job is about: those from `start` of a sequence.
 
     Args:
-        job: its place among those of its sequence, behind as many for each before as the longest has.
-        problem: where sequences lie, heads, tiles of the longest sequence, sequences.
+        number: of the sequence.
+        place: of the job in it.
+        problem: where sequences lie, heads, sequences.
         HAS_CACHE: queries are the last rows of their sequence.
         BLOCK_M: rows of a job.
         FORWARD: the first rows come first; else the last, whose jobs are the longest.
+
+    Returns:
+        The first key, and what is told of a job: head, first query, keys, where the first query stands, queries, start.
     """
-    offsets_ptr, offsets_q_ptr, heads, tiles, _batch = problem
-    number = job // (tiles * heads)
-    place = job - number * (tiles * heads)
+    offsets_ptr, offsets_q_ptr, heads, _batch = problem
     tile = place // heads
     head = place - tile * heads
     key_start, query_start, keys, first_query, _prefix, _seen = sequence(
@@ -97,7 +101,46 @@ def job_of(job, problem, HAS_CACHE: gl.constexpr, BLOCK_M: gl.constexpr, FORWARD
     queries = keys - first_query
     if not FORWARD:
         tile = (queries + BLOCK_M - 1) // BLOCK_M - 1 - tile
-    return head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, queries, tile * BLOCK_M
+    job = (head, query_start.to(gl.int32), keys, first_query, queries, tile * BLOCK_M)
+    return key_start.to(gl.int32), job
+
+
+@gluon.jit
+@no_type_check
+def notes_for(FIELDS: gl.constexpr, READERS: gl.constexpr):
+    """A ring of notes, each of so many numbers, that one warp tells to so many partitions; before the warps part."""
+    notes = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return notes, barriers(2, 1), barriers(2, READERS)
+
+
+@gluon.jit
+@no_type_check
+def tell_note(ring, turn, note):
+    """Tell the turn-th note, a tuple of numbers, when all have read the one in its place."""
+    notes, full, empty = ring
+    FIELDS: gl.constexpr = notes.shape[0] // 2
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
+    for i in gl.static_range(FIELDS):
+        one = gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + note[i]
+        notes.index(slot * FIELDS + i).store(one)
+    mbarrier.arrive(full.index(slot))
+
+
+@gluon.jit
+@no_type_check
+def told_note(ring, turn, WARPS: gl.constexpr):
+    """The turn-th note, when it has been told, to a partition of so many warps, who load and divide nothing."""
+    notes, full, empty = ring
+    FIELDS: gl.constexpr = notes.shape[0] // 2
+    slot = turn % 2
+    mbarrier.wait(full.index(slot), turn // 2 & 1)
+    note = ()
+    for i in gl.static_range(FIELDS):
+        one = notes.index(slot * FIELDS + i).load(gl.BlockedLayout([1], [32], [WARPS], [0]))
+        note = note + (gl.max(one, 0),)
+    mbarrier.arrive(empty.index(slot))
+    return note
 
 
 @gluon.jit

@@ -6,9 +6,9 @@
 An item is the complete blocks among ITEM rows of a head, numbered by sequence, rows, head as jobs are
 (hstu_bsa_hopper_jobs) and drawn by the programs:
 
-    fetch    draws items, and loads their blocks of K and V into rings
-    mean     one warp for K, one for V: sums each block, stores its mean; of an item that is done the count of its rows
-             grows by one, which comes to two for each head
+    fetch    one warp: draws items, and loads their blocks of K and V in turn
+    mean     two warps: sum each block and store its mean; of an item that is done the count of its rows grows by one,
+             which comes to one for each head
     load     of select waits, before it loads means for a job, for all rows that the job's blocks lie in
 
 So that the keys nearby, which the job reads then, are still in the L2, fetch runs no further than `ahead` jobs beyond
@@ -30,11 +30,10 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnbench.kernels.hopper import fence_global, fill, give_back, sync_warps, take, tell, told
+from attnbench.kernels.hopper import fence_global, fill, give_back, sync_warps, take
 from attnbench.kernels.hstu_bsa_hopper_cut import APART, ITEM_ROWS
-from attnbench.kernels.hstu_bsa_hopper_jobs import begin, numbers_before, seek
+from attnbench.kernels.hstu_bsa_hopper_jobs import begin, numbers_before, seek, tell_note, told_note
 from attnbench.kernels.hstu_bsa_hopper_walk import draw, drawn
-from attnbench.kernels.hstu_dense_tiles import sequence
 
 ITEM = gl.constexpr(ITEM_ROWS)
 "Rows of an item."
@@ -46,33 +45,17 @@ SEEN_AT_ONCE = gl.constexpr(128)
 
 @gluon.jit
 @no_type_check
-def made_at(made_ptr, number, key_start):
-    """Where the counts of a sequence's rows are, one for ITEM rows: sequences never overlap, as their means."""
-    return made_ptr + MADE + (key_start // ITEM + number)
-
-
-@gluon.jit
-@no_type_check
-def item_of(item, problem, groups, BLOCK_SIZE: gl.constexpr):
-    """Sequence, first key, keys, head, group of rows, first block and end of the blocks of an item."""
-    offsets_ptr, _offsets_q_ptr, heads, _tiles, _batch = problem
-    number = item // (groups * heads)
-    place = item - number * (groups * heads)
-    group = place // heads
-    key_start, _query_start, keys, _first_query, _prefix, _seen = sequence(
-        offsets_ptr, offsets_ptr, offsets_ptr, number, 0, False, False, False)
-    first = group * (ITEM // BLOCK_SIZE)
-    end = gl.minimum(first + ITEM // BLOCK_SIZE, keys // BLOCK_SIZE)
-    return number, key_start.to(gl.int32), keys, place - group * heads, group, first, end
+def counts_before(number, key_start):
+    """Which count is a sequence's first, of one for ITEM rows: sequences never overlap, as their means."""
+    return key_start // ITEM + number
 
 
 @gluon.jit
 @no_type_check
 def fetch(given, HAS_CACHE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr):
     """One warp: a number drawn ahead, and the blocks of the one before loaded when selection has come near."""
-    k_desc, v_desc, rings, tickets, drawn_ptr, problem, groups, ahead = given
-    k_ring, v_ring = rings
-    offsets_ptr, offsets_q_ptr, heads, _tiles, batch = problem
+    k_desc, v_desc, ring, notes, drawn_ptr, problem, mean_rows, ahead = given
+    offsets_ptr, offsets_q_ptr, heads, batch = problem
     queries_ptr = offsets_ptr
     if HAS_CACHE:
         queries_ptr = offsets_q_ptr
@@ -84,21 +67,26 @@ def fetch(given, HAS_CACHE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.
     turn = 0
     while number < batch:
         next_item = draw(drawn_ptr + ITEMS_DRAWN)
-        item = number * (groups * heads) + inside
-        _number, key_start, keys, head, group, first, end = item_of(item, problem, groups, BLOCK_SIZE)
+        key_start = gl.load(offsets_ptr + number).to(gl.int32)
+        keys = gl.load(offsets_ptr + number + 1).to(gl.int32) - key_start
+        group = inside // heads
+        head = inside - group * heads
         jobs_at, needed = numbers_before(number, jobs_at, queries_ptr, batch, heads, BLOCK_M, BLOCK_M - 1)
         if not HAS_CACHE:
             # The first job that needs it is of the first tile with rows of it.
             needed += group * ITEM // BLOCK_M * heads
         wait_drawn(drawn_ptr, needed + 1 - ahead - gl.num_programs(0))
-        tell(tickets, turn, item)
+        first = group * (ITEM // BLOCK_SIZE)
+        end = gl.minimum(first + ITEM // BLOCK_SIZE, keys // BLOCK_SIZE)
+        tell_note(notes, turn, (head * mean_rows + key_start // BLOCK_SIZE + first, end - first,
+                                counts_before(number, key_start) + group))
         for block in range(first, end):
-            fill(k_ring, count, k_desc, key_start, keys, block * BLOCK_SIZE, head)
-            fill(v_ring, count, v_desc, key_start, keys, block * BLOCK_SIZE, head)
-            count += 1
+            fill(ring, count, k_desc, key_start, keys, block * BLOCK_SIZE, head)
+            fill(ring, count + 1, v_desc, key_start, keys, block * BLOCK_SIZE, head)
+            count += 2
         at, number, inside = seek(drawn(next_item), at, offsets_ptr, batch, heads, ITEM, ITEM - BLOCK_SIZE)
         turn += 1
-    tell(tickets, turn, -1)
+    tell_note(notes, turn, (0, 0, -1))
 
 
 @gluon.jit
@@ -115,9 +103,9 @@ def wait_drawn(drawn_ptr, needed):
 def mean_of(tile, BLOCK_SIZE: gl.constexpr):
     """Mean of the rows of a tile in shared memory: [columns], in fp32."""
     COLUMNS: gl.constexpr = tile.shape[1]
-    # A warp has 16 bytes a thread; of eight rows a thread adds its own before any other's.
-    ACROSS: gl.constexpr = 256 // COLUMNS if COLUMNS > 32 else 8
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8 // ACROSS, 8], [256 // COLUMNS, COLUMNS // 8], [1, 1], [1, 0])
+    # A thread has 16 bytes of a row; of eight rows it adds its own before any other's, who are of the same warp.
+    ACROSS: gl.constexpr = 512 // COLUMNS if COLUMNS > 64 else 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8 // ACROSS, 8], [512 // COLUMNS, COLUMNS // 16], [1, 2], [1, 0])
     total = gl.sum(gl.reshape(tile.slice(0, 8).load(LAYOUT).to(gl.float32), [ACROSS, 8 // ACROSS, COLUMNS]), 1)
     for part in gl.static_range(1, BLOCK_SIZE // 8):
         rows = tile.slice(part * 8, 8).load(LAYOUT).to(gl.float32)
@@ -127,27 +115,33 @@ def mean_of(tile, BLOCK_SIZE: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def mean(given, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr):
-    """One warp: the means of K's blocks, or of V's."""
-    ring, tickets, means_ptr, drawn_ptr, problem, groups, mean_rows = given
-    COLUMNS: gl.constexpr = ring[0].shape[5]
+def mean(given, BLOCK_SIZE: gl.constexpr, ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr):
+    """Two warps: the means of the blocks of K and of V, which come in turn."""
+    ring, notes, means_k_ptr, means_v_ptr, drawn_ptr = given
+    PAIR: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
+    threads = gl.arange(0, 64, PAIR)
     count = 0
-    item = told(tickets, 0, 1)
-    turn = 1
-    while item >= 0:
-        number, key_start, _keys, head, group, first, end = item_of(item, problem, groups, BLOCK_SIZE)
-        to = means_ptr + (head.to(gl.int64) * mean_rows + key_start // BLOCK_SIZE) * DIM
-        for block in range(first, end):
+    turn = 0
+    row, blocks, place = told_note(notes, 0, 2)
+    while place >= 0:
+        for index in range(2 * blocks):
             found = mean_of(take(ring, count), BLOCK_SIZE)
             give_back(ring, count)
-            columns = gl.arange(0, COLUMNS, found.type.layout)
-            gl.store(to + block * DIM + columns, found.to(means_ptr.dtype.element_ty), mask=columns < DIM)
+            at = (row + index // 2).to(gl.int64)
+            columns = gl.arange(0, found.shape[0], found.type.layout)
+            rounded = found.to(means_k_ptr.dtype.element_ty)
+            if index % 2 == 0:
+                gl.store(means_k_ptr + at * ATTN_DIM + columns, rounded, mask=columns < ATTN_DIM)
+            else:
+                gl.store(means_v_ptr + at * LINEAR_DIM + columns, rounded, mask=columns < LINEAR_DIM)
             count += 1
         fence_global()
         sync_warps()
-        gl.atomic_add(made_at(drawn_ptr, number, key_start) + group, 1, sem="release")
-        item = told(tickets, turn, 1)
+        # As `draw` has it: the answer to one number of all threads would be waited for.
+        gl.atomic_add(drawn_ptr + MADE + place + threads, gl.full([64], 1, gl.int32, PAIR), mask=threads == 0,
+                      sem="release")
         turn += 1
+        row, blocks, place = told_note(notes, turn, 2)
 
 
 @gluon.jit
@@ -161,11 +155,10 @@ def wait_made(drawn_ptr, number, key_start, seen, visible, heads, BLOCK_SIZE: gl
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     end = (visible * BLOCK_SIZE + ITEM - 1) // ITEM
     if seen < end:
-        made_ptr = made_at(drawn_ptr, number, key_start)
+        made_ptr = drawn_ptr + MADE + counts_before(number, key_start)
         for first in range(seen, end, SEEN_AT_ONCE):
             at = first + gl.arange(0, SEEN_AT_ONCE, LAYOUT)
-            needed = 2 * heads
-            while gl.min(gl.load(made_ptr + at, mask=at < end, other=needed, volatile=True), 0) < needed:
+            while gl.min(gl.load(made_ptr + at, mask=at < end, other=heads, volatile=True), 0) < heads:
                 pass
             gl.atomic_add(made_ptr + at, gl.zeros([SEEN_AT_ONCE], gl.int32, LAYOUT), mask=at < end, sem="acquire")
         sync_warps()

@@ -34,13 +34,18 @@ from attnbench.kernels.hopper import (
     place_of,
     ring_of,
     rows_of,
-    tell,
-    tickets_for,
-    told,
     wait_tile,
 )
-from attnbench.kernels.hstu_bsa_hopper_cut import ITEM_ROWS, SelectCut, select_cut, select_fault
-from attnbench.kernels.hstu_bsa_hopper_jobs import begin, job_of, seek, tiles_of
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu_bsa_hopper_jobs import (
+    begin,
+    job_of,
+    notes_for,
+    seek,
+    tell_note,
+    tiles_of,
+    told_note,
+)
 from attnbench.kernels.hstu_bsa_hopper_means import fetch, mean, wait_made
 from attnbench.kernels.hstu_bsa_hopper_stripes import coarse_tile, near_tile, store_stripe
 from attnbench.kernels.hstu_bsa_hopper_topk import empty_lists
@@ -69,9 +74,9 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
          STRIPES: gl.constexpr, POOLS: gl.constexpr):
     """The loader's work: it draws a job for all, while the keys nearby of the one before are loaded."""
     BLOCK_M: gl.constexpr = ROWS * STRIPES
-    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, tickets, drawn_ptr, problem = given
+    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, notes, drawn_ptr, problem = given
     q_rings, ring, values = rings
-    offsets_ptr, offsets_q_ptr, heads, tiles, batch = problem
+    offsets_ptr, offsets_q_ptr, heads, batch = problem
     queries_ptr = offsets_ptr
     if HAS_CACHE:
         queries_ptr = offsets_q_ptr
@@ -82,10 +87,9 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
     made_of = gl.to_tensor(-1)
     made = gl.to_tensor(0)
     while number < batch:
-        job = number * (tiles * heads) + inside
-        tell(tickets, turn, job)
-        head, key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE, BLOCK_M,
-                                                                                 POOLS)
+        key_start, job = job_of(number, inside, problem, HAS_CACHE, BLOCK_M, POOLS)
+        tell_note(notes, turn, job)
+        head, query_start, keys, first_query, queries, start = job
         for which in gl.static_range(STRIPES):
             fill(q_rings[which], turn, q_desc, query_start, queries, start + which * ROWS, head)
         first = first_query + start
@@ -109,7 +113,7 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
         at, number, inside = seek(gl.num_programs(0) + drawn(next_job), at, queries_ptr, batch, heads, BLOCK_M,
                                   BLOCK_M - 1)
         turn += 1
-    tell(tickets, turn, -1)
+    tell_note(notes, turn, (0, 0, 0, 0, 0, -1))
 
 
 @gluon.jit
@@ -140,21 +144,18 @@ def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOO
 
 @gluon.jit
 @no_type_check
-def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
-           BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
-           BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr,
-           MINE: gl.constexpr, POOLS: gl.constexpr):
+def select(given, WHICH: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+           COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr,
+           BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr, MINE: gl.constexpr):
     """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
-    out_desc, outs, rings, tickets, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero = given
+    out_desc, outs, rings, notes, heads, gates_ptr, blocks_ptr, half_alpha, scale, zero = given
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    heads = problem[2]
     count = 0
     turn = 0
-    number = told(tickets, 0)
-    while number >= 0:
-        job = job_of(number, problem, HAS_CACHE, ROWS * STRIPES, POOLS)
-        head, _key_start, query_start, keys, first_query, queries, start = job
+    job = told_note(notes, 0, 4)
+    while job[5] >= 0:
+        head, query_start, keys, first_query, queries, start = job
         first = first_query + start
         _whole, all_end, all_near, all_behind = tiles_of(first, gl.minimum(first + ROWS * STRIPES, keys) - 1, keys,
                                                          WINDOW, BLOCK_SIZE, BLOCKS)
@@ -204,6 +205,11 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
             gated = gated + (accs[i] * gl.convert_layout(of_means[i], gl.SliceLayout(1, OUT))[:, None],)
         accs = gated
         count = pass_over(rings[1], count, all_end - end + near - all_near)
+        # The last job's output has left beside this one's means; the loader asks for its place behind these keys.
+        if turn > 0:
+            tma.store_wait(0)
+            for i in gl.static_range(MINE):
+                give_back(rings[0][WHICH * MINE + i], turn - 1)
         qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 2)
         for tile in range(near, behind):
             summed = ()
@@ -230,11 +236,9 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
             place = q_tiles.index(turn % 2) if qs[i].shape[1] == BLOCK_V else outs.index(WHICH * MINE + i)
             store_stripe(accs[i], lists[i], place, out_desc, scale, blocks_ptr, start + (WHICH * MINE + i) * ROWS,
                          job, heads, BLOCK_SIZE, COUNTS, BITS, SCORES)
-        tma.store_wait(0)
-        for i in gl.static_range(MINE):
-            give_back(rings[0][WHICH * MINE + i], turn)
         turn += 1
-        number = told(tickets, turn)
+        job = told_note(notes, turn, 4)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -251,27 +255,27 @@ def part(sums, loads, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.c
     POOLS: gl.constexpr = False
     if GROUPS == 2:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
         ], [4, 1], [REGISTERS, FEW])
     else:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 2, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, FEW])
 
 
 @gluon.jit
 @no_type_check
-def part_pooling(sums, loads, fetches, of_keys, of_values, ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr,
+def part_pooling(sums, loads, fetches, means, ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr,
                  HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
                  BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr,
                  APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
@@ -281,36 +285,34 @@ def part_pooling(sums, loads, fetches, of_keys, of_values, ATTN_DIM: gl.constexp
     POOLS: gl.constexpr = True
     if GROUPS == 2:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
             (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, ROWS * STRIPES)),
-            (mean, (of_keys, BLOCK_SIZE, ATTN_DIM)),
-            (mean, (of_values, BLOCK_SIZE, LINEAR_DIM)),
-        ], [4, 1, 1, 1, 1], [REGISTERS, FEW, FEW, FEW, FEW])
+            (mean, (means, BLOCK_SIZE, ATTN_DIM, LINEAR_DIM)),
+        ], [4, 1, 1, 2], [REGISTERS, FEW, FEW, FEW])
     else:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
-            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE, POOLS)),
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
+            (select, (sums, 2, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
             (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, ROWS * STRIPES)),
-            (mean, (of_keys, BLOCK_SIZE, ATTN_DIM)),
-            (mean, (of_values, BLOCK_SIZE, LINEAR_DIM)),
-        ], [4, 4, 1, 1, 1, 1], [REGISTERS, REGISTERS, FEW, FEW, FEW, FEW])
+            (mean, (means, BLOCK_SIZE, ATTN_DIM, LINEAR_DIM)),
+        ], [4, 4, 1, 1, 2], [REGISTERS, REGISTERS, FEW, FEW, FEW])
 
 
-@gluon.jit(do_not_specialize=("heads", "tiles", "batch", "groups", "ahead", "mean_rows", "zero"))
+@gluon.jit(do_not_specialize=("heads", "batch", "ahead", "mean_rows", "zero"))
 @no_type_check
 def hstu_bsa_hopper_select(
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, blocks_k_desc, blocks_v_desc, gates_ptr, blocks_ptr,
-    means_k_ptr, means_v_ptr, drawn_ptr, offsets_ptr, offsets_q_ptr, half_alpha, scale, heads, tiles, batch, groups,
-    ahead, mean_rows, zero,
+    means_k_ptr, means_v_ptr, drawn_ptr, offsets_ptr, offsets_q_ptr, half_alpha, scale, heads, batch, ahead,
+    mean_rows, zero,
     HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, ATTN_DIM: gl.constexpr,
     LINEAR_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr,
     APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
@@ -319,27 +321,26 @@ def hstu_bsa_hopper_select(
 ):
     """Rings and barriers, and who does what."""
     STRIPES: gl.constexpr = GROUPS * MINE
-    problem = (offsets_ptr, offsets_q_ptr, heads, tiles, batch)
+    problem = (offsets_ptr, offsets_q_ptr, heads, batch)
     q_rings = ()
     for _i in gl.static_range(STRIPES):
         q_rings = q_rings + (ring_of(q_desc, 2, 1),)
     values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
     rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), values)
-    tickets = tickets_for(GROUPS)
+    notes = notes_for(6, GROUPS)
     outs = q_rings[0][0]
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
-    loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, tickets, drawn_ptr, problem)
-    sums = (out_desc, outs, rings, tickets, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero)
+    loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, notes, drawn_ptr, problem)
+    sums = (out_desc, outs, rings, notes, heads, gates_ptr, blocks_ptr, half_alpha, scale, zero)
     if POOLS:
-        pooled = (ring_of(blocks_k_desc, POOL_STAGES, 1), ring_of(blocks_v_desc, POOL_STAGES, 1))
-        items = tickets_for(2)
+        ring = ring_of(blocks_k_desc, 2 * POOL_STAGES, 1)
+        items = notes_for(3, 1)
         fence_async_shared()
-        fetches = (blocks_k_desc, blocks_v_desc, pooled, items, drawn_ptr, problem, groups, ahead)
-        of_keys = (pooled[0], items, means_k_ptr, drawn_ptr, problem, groups, mean_rows)
-        of_values = (pooled[1], items, means_v_ptr, drawn_ptr, problem, groups, mean_rows)
-        part_pooling(sums, loads, fetches, of_keys, of_values, ATTN_DIM, LINEAR_DIM, HAS_CACHE, WINDOW, GATES,
-                     BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V, GROUPS, MINE, REGISTERS, FEW)
+        fetches = (blocks_k_desc, blocks_v_desc, ring, items, drawn_ptr, problem, mean_rows, ahead)
+        means = (ring, items, means_k_ptr, means_v_ptr, drawn_ptr)
+        part_pooling(sums, loads, fetches, means, ATTN_DIM, LINEAR_DIM, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS,
+                     BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V, GROUPS, MINE, REGISTERS, FEW)
     else:
         fence_async_shared()
         part(sums, loads, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V,
@@ -369,16 +370,17 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
     # Without a whole block no mean is loaded, and keys stand in.
     means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
                         for name, x in (("means_k", call.k), ("means_v", call.v)))
-    pooled = p.block_size if cut.pools else cut.blocks
+    # Blocks of K and of V take turns in one ring.
+    pooled, wide = p.block_size if cut.pools else cut.blocks, max(block_d, block_v)
     call.workspace["drawn"].zero_()
     hstu_bsa_hopper_select[(cut.programs(jobs, processors(call.q)),)](
         rows_of(call.q, ROWS.value, block_d), rows_of(means_k, cut.blocks, block_d),
         rows_of(means_v, cut.blocks, block_v), rows_of(call.k, cut.blocks, block_d),
-        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v), rows_of(call.k, pooled, block_d),
-        rows_of(call.v, pooled, block_v), call.q if call.gates is None else call.gates, call.blocks, means_k, means_v,
+        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v), rows_of(call.k, pooled, wide),
+        rows_of(call.v, pooled, wide), call.q if call.gates is None else call.gates, call.blocks, means_k, means_v,
         call.workspace["drawn"], call.offsets, call.offsets if call.offsets_q is None else call.offsets_q,
-        p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles, p.batch, -(-p.max_seqlen // ITEM_ROWS), cut.ahead(p),
-        p.mean_rows, 0, num_warps=4, **_constants(call, cut))
+        p.alpha / 2, 1 / p.scaling_seqlen, p.heads, p.batch, cut.ahead(p), p.mean_rows, 0,
+        num_warps=4, **_constants(call, cut))
 
 
 def _constants(call: BsaCall, cut: SelectCut) -> dict[str, Any]:

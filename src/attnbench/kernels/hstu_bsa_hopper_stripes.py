@@ -115,7 +115,7 @@ def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl
 def store_stripe(acc, best, place, out_desc, scale, blocks_ptr, row, job, heads, BLOCK_SIZE: gl.constexpr,
                  COUNTS: gl.constexpr, BITS: gl.constexpr, LAYOUT: gl.constexpr):
     """Let the 64 rows from `row` leave by way of `place`, and write their blocks."""
-    head, _key_start, query_start, keys, first_query, queries, _start = job
+    head, query_start, keys, first_query, queries, _start = job
     flat(place).store((acc * scale).to(out_desc.dtype))
     fence_async_shared()
     sync_warps()

@@ -85,6 +85,11 @@ class BsaConfig:
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
 
     @property
+    def pools(self) -> bool:
+        """Whether what selects makes the means too."""
+        return self.select is not None and self.select.pools
+
+    @property
     def list_rows(self) -> int:
         """Entries of a tile of the lists."""
         return HOPPER_ROWS if self.attend else self.attend_rows
