@@ -110,7 +110,11 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
         leave(q_rings[WHICH], done)
     scores = warpgroup_mma_wait(0, [scores])
     give_back(k_ring, count)
-    scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    cut = end > split
+    if HAS_LEFT:
+        cut |= end <= whole
+    if cut:
+        scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
     weights, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
     weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
     if begin + 1 < end:
