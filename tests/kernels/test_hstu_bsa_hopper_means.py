@@ -23,6 +23,7 @@ from .test_hstu_bsa_hopper_select import call_of, case_of, held
 CUT = SelectCut(groups=2, blocks=32, stages=2, pools=True, jobs=1, ahead_mib=0)
 CASES = {
     "two-sequences": ({"lengths": "300:90"}, CUT, 2),
+    "a-program-alone": ({"lengths": "300:90"}, replace(CUT, jobs=1000), 1),
     "several-heads": ({"batch": 3, "lengths": "260:140:200", "nheads": 3}, replace(CUT, jobs=3), 3),
     "one-of-each-length": ({"batch": 8, "lengths": "0:1:31:33:0:32:200:5"}, CUT, 2),
     "more-sequences-than-lanes": ({"batch": 40, "seqlen": 70, "lengths": ":".join(["70", "0", "3", "40"] * 10),

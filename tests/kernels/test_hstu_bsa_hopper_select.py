@@ -32,6 +32,8 @@ CASES = {
     "one-of-each-length": ({"batch": 6, "lengths": "0:1:31:33:32:200"}, "two", "three"),
     "no-whole-block": ({"batch": 3, "seqlen": 31, "lengths": "31:0:7", "block_counts": 1}, "two", "alone"),
     "one-block-and-no-more": ({"seqlen": 64, "lengths": "32:64", "block_counts": 2}, "tall", "three"),
+    "more-sequences-than-lanes": ({"batch": 70, "seqlen": 70, "lengths": ":".join(["70", "0", "0", "3", "0"] * 14),
+                                   "block_counts": 3}, "few", "two"),
     "several-jobs": ({"batch": 3, "lengths": "300:140:260", "nheads": 2}, "few", "tall"),
     "gates-of-three": ({"local_window": 70, "lengths": "300:90"}, "tall", "wide"),
     "no-gates": ({"gates": False, "lengths": "300:65"}, "three", "tall"),
@@ -79,13 +81,13 @@ def call_of(case, inputs):
     return tensors.call(problem, BsaConfig(silu="exp"), out, blocks, workspace)
 
 
-def run(case, inputs, cut, *, seed=0):
+def run(case, inputs, cut, *, seed=0, at_once=None):
     """Output and selection."""
-    return run_call(call_of(case, inputs), cut, seed=seed)
+    return run_call(call_of(case, inputs), cut, seed=seed, at_once=at_once)
 
 
-def run_call(call, cut, *, seed=0):
-    with machine_runs(hopper, "hstu_bsa_hopper_select", seed=seed):
+def run_call(call, cut, *, seed=0, at_once=None):
+    with machine_runs(hopper, "hstu_bsa_hopper_select", seed=seed, at_once=at_once):
         select_hopper(call, SelectCut(**cut))
     return call.out, call.blocks
 
@@ -142,11 +144,13 @@ def test_ranked_by_score_and_not_by_its_silu():
     assert run(case, inputs, SMALL)[1][100, 0].tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("cut", ["three", "few", "tallest"])
-def test_the_same_bits_in_whatever_order_its_parts_run(cut):
-    case = case_of(lengths="300:170", local_window=40)
+@pytest.mark.parametrize("cut", ["three", "few", "alone", "tallest"])
+def test_the_same_bits_in_whatever_order_programs_and_their_parts_run(cut):
+    """Who draws a job is another each time."""
+    case = case_of(batch=4, lengths="300:0:170:65", local_window=40)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
-    first, *others = (run(case, inputs, CUTS[cut], seed=seed) for seed in range(4))
+    first, *others = (run(case, inputs, CUTS[cut], seed=seed, at_once=at_once)
+                      for seed, at_once in enumerate([None, 1, 2, 5]))
     assert all(torch.equal(mine, its) for other in others for mine, its in zip(first, other, strict=True))
 
 

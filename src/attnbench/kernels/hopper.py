@@ -227,10 +227,10 @@ def tell(tickets, turn, number):
 
 @gluon.jit
 @no_type_check
-def told(tickets, turn, WARPS: gl.constexpr = 4):
-    """The turn-th number, when it has been told; of a partition of so many warps."""
+def told(tickets, turn):
+    """The turn-th number, when it has been told."""
     wait_tile(tickets, turn)
-    number = gl.max(tickets[0].index(turn % 2).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    number = gl.max(tickets[0].index(turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     give_back(tickets, turn)
     return number
 
