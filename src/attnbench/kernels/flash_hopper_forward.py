@@ -91,7 +91,7 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
                  MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, the count after them, and the next job."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, _held_rings = given
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, held_rings = given
     begin, whole, split, end, keys = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -110,6 +110,10 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
         leave(q_rings[WHICH], done)
     scores = warpgroup_mma_wait(0, [scores])
     give_back(k_ring, count)
+    if q.shape[1] != acc.shape[1]:
+        # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
+        # memory that products keep busy serves them so late that the next queries could be there.
+        give_back(held_rings[WHICH], done)
     cut = end > split
     if HAS_LEFT:
         cut |= end <= whole
@@ -201,7 +205,6 @@ def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.conste
         held = row  # nothing that is read
         if SPLIT:
             held = take(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
-            give_back(given[10][WHICH], done)
         q = take(q_ring, done)
         if begin < end:
             span = (begin, whole, split, end, keys)
@@ -209,6 +212,8 @@ def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.conste
                 held, q, acc, row_max, sums, given, count, done, job, row, keys - queries, span, WHICH, HAS_LEFT,
                 HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, GRID, ROOM)
         else:
+            if SPLIT:
+                give_back(given[10][WHICH], done)
             if ROOM > 1:
                 leave(q_ring, done)
             at, step, tile, head, number = next_of(given, job, GRID)
