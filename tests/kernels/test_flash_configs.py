@@ -86,7 +86,7 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     ("warpgroups", "m128n64w8s2-tma-split", LONG),
     ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
     ("warpgroups", "m128n64w8s2-tma-deep", LONG),
-    ("warpgroups", "m192n64w12s2-tma-ws-split", LONG),
+    ("warpgroups", "m256n32w16s2-tma-ws-split", LONG),
     ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
     ("ahead", "m128n128w8s2-tma-ahead", LONG),
     ("ahead", "m64n64w4s2-ahead-fused", replace(LONG, packed=True)),

@@ -29,6 +29,7 @@ CELLS = {
             ("m128n128w8s2-tma-ws-ticket", 128, CAUSAL, True), ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
             ("m128n64w8s2-tma-pp-persistent", 256, FULL, False),
             ("m128n64w8s2-tma-ws-split-lazy-ticket", 256, CAUSAL, False),
+            ("m192n64w12s2-tma-ws-split-lazy-ticket", 128, CAUSAL, False),
             ("m128n64w8s2-tma-ws-split-deep-lazy-ticket", 256, FULL, False),
             ("m128n64w8s2-tma-pp-split-persistent", 256, FULL, False)],
 }

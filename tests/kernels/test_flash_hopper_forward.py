@@ -97,6 +97,7 @@ CASES = {
     "split-no-room-for-two": ({"batch": 3, "seqlen": 270, "headdim": 256}, "m128n32w8s4-tma-ws-split-few"),
     "lazy": ({"seqlen": 300, "seqlen_k": 270, "causal": True}, f"{TWO}-lazy"),
     "lazy-three": ({"batch": 2, "seqlen": 210, "lengths": "210:1", "window": (100, 30)}, f"{THREE}-lazy-ticket"),
+    "split-three": ({"batch": 2, "seqlen": 390, "headdim": 128, "causal": True}, "m192n64w12s2-tma-ws-split-lazy-ticket"),
     "split-lazy": ({"batch": 3, "seqlen": 290, "headdim": 256}, "m128n64w8s2-tma-ws-split-lazy-ticket"),
     "deep": ({"seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-deep"),
     "deep-split": ({"batch": 3, "seqlen": 310, "headdim": 256}, "m128n64w8s2-tma-ws-split-deep-lazy-ticket"),

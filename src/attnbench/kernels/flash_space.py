@@ -139,8 +139,8 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
          "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
         (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
-        (config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps != 8),
-         "splits queries from 128 dims on, of two warpgroups; w8, or without split"),
+        (config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
+         "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
