@@ -20,6 +20,7 @@ PRODUCTS = {"hstu_bsa_select", "hstu_bsa_select_shared", "hstu_bsa_ticket", "hst
 
 SHAPES = {
     "128": {"heads": 4, "attn_dim": 128, "linear_dim": 128},
+    "plain": {"heads": 4, "attn_dim": 128, "linear_dim": 128, "gates": 0},
     "64": {"heads": 8, "attn_dim": 64, "linear_dim": 64},
     "256": {"heads": 4, "attn_dim": 256, "linear_dim": 256},
     "rich": {"heads": 4, "attn_dim": 128, "linear_dim": 128, "local_window": 256, "gates": 3, "has_targets": True,
@@ -28,9 +29,10 @@ SHAPES = {
 }
 CHOSEN = {
     (90, "128"): {"pool", "rank", "select", "ticket", "sort", "merge", "grad_means", "grad_keys", "grad_rows"},
+    (90, "plain"): {"grad_means", "grad_keys", "grad_rows"},
     (90, "64"): {"select", "ticket", "grad_keys", "grad_rows"},
     (90, "rich"): {"select_shared", "ticket", "grad_rows"},
-    (90, "256"): {"select", "ticket", "grad_keys"},
+    (90, "256"): {"select", "ticket", "grad_means", "grad_keys"},
     (90, "fp32"): {"select", "ticket", "grad_keys"},
     (80, "128"): {"select", "ticket", "grad_keys"},
     (100, "128"): {"select", "ticket", "grad_keys"},
@@ -55,7 +57,8 @@ def jobs_of(name, card):
     q, k, v = empty(p.queries, p.heads, p.attn_dim), empty(p.keys, p.heads, p.attn_dim), empty(
         p.keys, p.heads, p.linear_dim)
     offsets = empty(p.batch + 1, dtype=torch.int64)
-    tensors = hstu_bsa.BsaTensors(q=q, k=k, v=v, gates=empty(p.queries, p.heads, p.gates), offsets=offsets,
+    gates = empty(p.queries, p.heads, p.gates) if p.gates else None
+    tensors = hstu_bsa.BsaTensors(q=q, k=k, v=v, gates=gates, offsets=offsets,
                                   offsets_q=offsets if p.has_cache else None,
                                   num_targets=offsets[:-1] if p.has_targets else None)
     out, blocks = empty(p.queries, p.heads, p.linear_dim), empty(p.queries, p.list_heads, 4, dtype=torch.int32)

@@ -52,7 +52,8 @@ def backward(grad: BsaGradients) -> None:
     if tiles:
         hstu_bsa_grad_means[(p.units * tiles,)](
             **common, **call.tensors("q", "means_k", "means_v"), **call.strides("q"), **_pointers(grad, "dmeans"),
-            tiles=tiles, mean_rows=p.mean_rows, ROWS=c.means_rows, BLOCKS=c.means_blocks, num_warps=c.means_warps)
+            tiles=tiles, mean_rows=p.mean_rows, ROWS=c.means_rows, BLOCKS=c.means_blocks,
+            **_options(c.means_warps, c.means_stages))
     _order(grad)
     common |= {**call.tensors("q", "k", "v"), **call.strides("q", "k", "v"), **_pointers(grad, "partial"),
                "mean_rows": p.mean_rows, "slot_rows": p.slot_rows, "OTHERS": p.others, "WINDOW": p.local_window,
@@ -66,7 +67,8 @@ def backward(grad: BsaGradients) -> None:
             hstu_bsa_grad_rows[(units * tiles,)](
                 **common, **call.tensors("means_k", "means_v"), dq_ptr=grad.dq,
                 dgates_ptr=call.q if grad.dgates is None else grad.dgates, first_unit=first, tiles=tiles,
-                ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.near_keys, num_warps=c.rows_warps)
+                ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.near_keys, SLOTS=c.slot_stages,
+                **_options(c.rows_warps, c.rows_stages, c.rows_registers))
 
 
 def _order(grad: BsaGradients) -> None:
@@ -95,7 +97,8 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
     hstu_bsa_grad_keys[(units * tiles,)](
         **common, **lists, **_pointers(grad, "dmeans"), first_unit=first, tiles=tiles,
         entry_rows=p.queries * p.others, count_rows=p.count_rows, SHARED=p.shared,
-        ROWS=c.keys_rows, KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)), num_warps=c.keys_warps)
+        ROWS=c.keys_rows, KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
+        **_options(c.keys_warps, c.keys_stages, c.keys_registers))
 
 
 def _common(grad: BsaGradients) -> dict[str, Any]:
@@ -103,10 +106,14 @@ def _common(grad: BsaGradients) -> dict[str, Any]:
     return {**call.sequences(), **call.factors(), **call.dims(), **call.flags(), "dout_ptr": grad.dout,
             "dout_row": grad.dout.stride(0), "dout_head": grad.dout.stride(1),
             "gates_ptr": call.q if call.gates is None else call.gates, "heads": p.heads, "GATES": p.gates,
-            "TANH": c.silu == "tanh", "num_stages": c.grad_stages}
+            "TANH": c.silu == "tanh"}
 
 
 def _pointers(grad: BsaGradients, kind: str) -> dict[str, Tensor]:
     """Workspace of a kind; without other blocks there are no partial rows, and their pointers are not read."""
     names = {"dmeans": ("dmeans_k", "dmeans_v"), "partial": ("partial_dq", "partial_dgate")}[kind]
     return {f"{name}_ptr": grad.workspace.get(name, grad.dq) for name in names}
+
+
+def _options(warps: int, stages: int, registers: int | None = None) -> dict[str, int]:
+    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})

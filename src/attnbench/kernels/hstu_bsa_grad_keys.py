@@ -21,11 +21,8 @@ import triton.language as tl
 
 from attnbench.kernels.hstu_bsa_tiles import (
     COUNTS,
-    complete_seen,
     gate_of,
     gather_rows,
-    near_masks,
-    near_weights,
     scatter_rows,
     standing,
 )
@@ -36,13 +33,15 @@ from attnbench.kernels.rows import load_rows, store_rows
 @triton.jit
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
-    """Add what a tile of queries gives the keys (transposed sums); and its dS, and A ∘ dA."""
+    """Add what a tile of queries gives the keys (transposed sums); and its dS, and the sums of A ∘ dA."""
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    # Before the products below, whose registers are not to be waited for in between.
+    dgate = tl.sum(value * above, 1)
     dv = tl.dot(tl.trans(dout), (value * factor).to(q.dtype), dv, input_precision="ieee")
     slope = (twice * above * factor).to(q.dtype)
     dk = tl.dot(tl.trans(q), slope, dk, input_precision="ieee")
-    return dk, dv, slope, value * above
+    return dk, dv, slope, dgate
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -68,25 +67,31 @@ def hstu_bsa_grad_means(
     mean = head * mean_rows + key_start // BLOCK_SIZE
     k = load_rows(means_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
     v = load_rows(means_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
-    blocks = start + tl.arange(0, BLOCKS)
-    dk = tl.zeros([BLOCK_D, BLOCKS], tl.float32)
-    dv = tl.zeros([BLOCK_V, BLOCKS], tl.float32)
+    last_key = (start + 1 + tl.arange(0, BLOCKS)) * BLOCK_SIZE - 1 - first_query
+    dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCKS, BLOCK_V], tl.float32)
     q_base = q_ptr + query_start * q_row + head * q_head
     dout_base = dout_ptr + query_start * dout_row + head * dout_head
-    for first in range(tl.maximum((start + 1) * BLOCK_SIZE - 1 - first_query, 0), queries, ROWS):
+    begin = tl.maximum((start + 1) * BLOCK_SIZE - 1 - first_query, 0)
+    for first in range(begin, queries, ROWS):
         rows = first + tl.arange(0, ROWS)
-        _position, stand, _local = standing(rows, first_query, seen, BLOCK_SIZE)
-        mask = blocks[None, :] < complete_seen(stand, seen, BLOCK_SIZE)[:, None]
-        factor = tl.where(mask, gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)[:, None],
-                          0.0)
         q = load_rows(q_base, first, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
         dout = load_rows(dout_base, first, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False)
-        dk, dv, _slope, _product = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
+        # Means along the rows of the products: what these weigh stays in the registers it is made in.
+        value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, TANH)
+        slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
+        if GATES > 0:
+            gates = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
+            value *= gates[None, :]
+            slope *= gates[None, :]
+        # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
+        sees = (last_key - first)[:, None] <= tl.arange(0, ROWS)[None, :]
+        dv = tl.dot(tl.where(sees, value, 0.0).to(q.dtype), dout, dv, input_precision="ieee")
+        dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
     # A mean passes on 1 / BS of its gradient, which carries the factor BS.
-    store_rows(dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, tl.trans(dk * (scale * half_alpha)), ATTN_DIM,
-               BLOCKS, BLOCK_D)
-    store_rows(dmeans_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, tl.trans(dv * scale), LINEAR_DIM, BLOCKS,
-               BLOCK_V)
+    store_rows(dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, dk * (scale * half_alpha), ATTN_DIM, BLOCKS,
+               BLOCK_D)
+    store_rows(dmeans_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, dv * scale, LINEAR_DIM, BLOCKS, BLOCK_V)
 
 
 @triton.jit
@@ -101,6 +106,26 @@ def last_near_row(block, last_key, first_query, queries, seen, WINDOW: tl.conste
     if WINDOW > 0:
         all_rows = all_rows | (seen - last_key < WINDOW)
     return tl.where(all_rows, queries, tl.minimum(end - first_query, queries))
+
+
+@triton.jit
+@no_type_check
+def key_factor(gates_ptr, packed, position, key, block, mask, from_list, heads, head, seen, KEYS: tl.constexpr,
+               GATES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Gates under which queries see the KEYS keys of a block from `key` on: a list's all, those nearby what they see.
+
+    Queries that are none and keys behind the history are zeros that give nothing.
+    """
+    keys = tl.arange(0, KEYS)[None, :]
+    past = keys <= (position - key)[:, None]
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, GATES)
+    if WINDOW == 0:
+        return tl.where(past, of_local[:, None], 0.0)
+    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, 2, GATES)
+    _position, stand, local = standing(position, 0, seen, BLOCK_SIZE)
+    of_local = tl.where(from_list | (local == block), of_local, 0.0)
+    in_window = (stand - key)[:, None] - keys < WINDOW
+    return tl.where(past, of_local[:, None] + tl.where(in_window, of_window[:, None], 0.0), 0.0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -130,6 +155,18 @@ def hstu_bsa_grad_keys(
     q_base = q_ptr + query_start * q_row + head * q_head
     dout_base = dout_ptr + query_start * dout_row + head * dout_head
     complete = block < seen // BLOCK_SIZE
+    listed = 0
+    entries = entries_ptr
+    partial_dq = partial_dq_ptr
+    partial_dgate = partial_dgate_ptr
+    if OTHERS > 0:
+        list_head = head * 0 if SHARED else head
+        starts = starts_ptr + list_head * count_rows + key_start // BLOCK_SIZE + number + block
+        begin = tl.load(starts, mask=complete, other=0)
+        listed = tl.load(starts + 1, mask=complete, other=0) - begin
+        entries += list_head * entry_rows + query_start * OTHERS + begin
+        partial_dq += place.to(tl.int64) * slot_rows * ATTN_DIM
+        partial_dgate += place.to(tl.int64) * slot_rows
     # More keys than fit in registers are taken in parts, each through all queries.
     for part in range(BLOCK_SIZE // KEYS):
         key = block * BLOCK_SIZE + part * KEYS
@@ -137,57 +174,47 @@ def hstu_bsa_grad_keys(
         v = load_rows(v_base, key, seen, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
-        end = last_near_row(block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW, BLOCK_SIZE)
-        for start in range(tl.maximum(key - first_query, 0), end, ROWS):
-            rows = start + tl.arange(0, ROWS)
-            mask = rows < queries
-            position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
-            of_local = gate_of(gates_ptr, query_start + rows, heads, head, mask, 1, GATES)
-            of_window = of_local
-            if WINDOW > 0:
-                of_window = gate_of(gates_ptr, query_start + rows, heads, head, mask, 2, GATES)
-            in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
-                                             local[:, None], seen, WINDOW, BLOCK_SIZE)
-            factor = near_weights(1.0, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
-            q = load_rows(q_base, start, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
-            dout = load_rows(dout_base, start, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False)
-            dk, dv, _slope, _product = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
-        if OTHERS > 0:
-            list_head = head * 0 if SHARED else head
-            starts = starts_ptr + list_head * count_rows + key_start // BLOCK_SIZE + number + block
-            listed = tl.load(starts + 1, mask=complete, other=0)
-            partial_dq = partial_dq_ptr + place.to(tl.int64) * slot_rows * ATTN_DIM
-            partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows
-            for start in range(tl.load(starts, mask=complete, other=0), listed, ROWS):
-                at = start + tl.arange(0, ROWS)
-                mask = at < listed
-                entry = tl.load(entries_ptr + list_head * entry_rows + query_start * OTHERS + at, mask=mask, other=0)
-                rows = entry // OTHERS
-                q = gather_rows(q_base, rows, mask, q_row, ATTN_DIM, BLOCK_D)
-                dout = gather_rows(dout_base, rows, mask, dout_row, LINEAR_DIM, BLOCK_V)
-                gate = gate_of(gates_ptr, query_start + rows, heads, head, mask, 1, GATES)
-                dk, dv, slope, product = fold_rows(dk, dv, q, dout, k, v, gate[:, None], half_alpha, TANH)
+        near_first = tl.maximum(key - first_query, 0)
+        near_end = last_near_row(block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW,
+                                 BLOCK_SIZE)
+        near = tl.maximum(near_end - near_first, 0)
+        # The queries nearby, then those of the list, in the same tiles.
+        for start in range(0, near + listed, ROWS):
+            at = start + tl.arange(0, ROWS)
+            mask = at < near + listed
+            from_list = mask & (at >= near)
+            entry = at
+            rows = near_first + at
+            if OTHERS > 0:
+                entry = tl.load(entries + at - near, mask=from_list, other=0)
+                rows = tl.where(from_list, entry // OTHERS, rows)
+            q = gather_rows(q_base, rows, mask, q_row, ATTN_DIM, BLOCK_D)
+            dout = gather_rows(dout_base, rows, mask, dout_row, LINEAR_DIM, BLOCK_V)
+            factor = key_factor(gates_ptr, query_start + rows, first_query + rows, key, block, mask, from_list, heads,
+                                head, seen, KEYS, GATES, WINDOW, BLOCK_SIZE)
+            dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
+            if OTHERS > 0:
                 dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
-                dgate = tl.sum(product, 1) * scale
+                dgate *= scale
                 if KEYS < BLOCK_SIZE:
-                    before = mask & (tl.zeros_like(at) + part > 0)
+                    before = from_list & (tl.zeros_like(at) + part > 0)
                     dq += gather_rows(partial_dq, entry, before, ATTN_DIM, ATTN_DIM, BLOCK_D).to(tl.float32)
                     if GATES > 0:
                         dgate += tl.load(partial_dgate + entry, mask=before, other=0.0)
-                scatter_rows(partial_dq, entry, mask, ATTN_DIM, dq, ATTN_DIM, BLOCK_D)
+                scatter_rows(partial_dq, entry, from_list, ATTN_DIM, dq, ATTN_DIM, BLOCK_D)
                 if GATES > 0:
-                    tl.store(partial_dgate + entry, dgate, mask=mask)
-            # The next part adds to what this one wrote.
-            if KEYS < BLOCK_SIZE:
-                tl.debug_barrier()
+                    tl.store(partial_dgate + entry, dgate, mask=from_list)
+        # The next part adds to what this one wrote.
+        if KEYS < BLOCK_SIZE:
+            tl.debug_barrier()
         mean = head * mean_rows + key_start // BLOCK_SIZE + block
         d = tl.arange(0, BLOCK_D)
-        of_mean = tl.load(dmeans_k_ptr + mean * ATTN_DIM + d, mask=d < tl.where(complete, ATTN_DIM, 0), other=0.0)
+        mean_k = tl.load(dmeans_k_ptr + mean * ATTN_DIM + d, mask=d < tl.where(complete, ATTN_DIM, 0), other=0.0)
+        d = tl.arange(0, BLOCK_V)
+        mean_v = tl.load(dmeans_v_ptr + mean * LINEAR_DIM + d, mask=d < tl.where(complete, LINEAR_DIM, 0), other=0.0)
         key_row = heads * ATTN_DIM
         store_rows(dk_ptr + key_start * key_row + head * ATTN_DIM, key, seen, key_row,
-                   tl.trans(dk * (scale * half_alpha) + of_mean[:, None]), ATTN_DIM, KEYS, BLOCK_D)
-        d = tl.arange(0, BLOCK_V)
-        of_mean = tl.load(dmeans_v_ptr + mean * LINEAR_DIM + d, mask=d < tl.where(complete, LINEAR_DIM, 0), other=0.0)
+                   tl.trans(dk * (scale * half_alpha) + mean_k[:, None]), ATTN_DIM, KEYS, BLOCK_D)
         key_row = heads * LINEAR_DIM
         store_rows(dv_ptr + key_start * key_row + head * LINEAR_DIM, key, seen, key_row,
-                   tl.trans(dv * scale + of_mean[:, None]), LINEAR_DIM, KEYS, BLOCK_V)
+                   tl.trans(dv * scale + mean_v[:, None]), LINEAR_DIM, KEYS, BLOCK_V)

@@ -26,21 +26,20 @@ from attnbench.kernels.hstu_bsa_tiles import (
     standing,
 )
 from attnbench.kernels.hstu_dense_tiles import sequence, silu_and_slope
-from attnbench.kernels.rows import load_rows
+from attnbench.kernels.rows import load_rows, store_rows
 
 
 @triton.jit
 @no_type_check
 def coarse_gradient(dq, dgate, q, dout, means_k, means_v, start, whole, visible, half_alpha, ATTN_DIM: tl.constexpr,
                     LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
-                    TANH: tl.constexpr, MASKED: tl.constexpr):
+                    TANH: tl.constexpr):
     """Add what the blocks from `start` on give dq, without gate and factors, and the gate."""
-    k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, not MASKED)
-    v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, not MASKED)
+    k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
+    v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
-    if MASKED:
-        above = tl.where((start + tl.arange(0, BLOCKS))[None, :] < visible[:, None], above, 0.0)
+    above = tl.where(tl.arange(0, BLOCKS)[None, :] < (visible - start)[:, None], above, 0.0)
     # Before the product, whose registers are not to be waited for in between.
     dgate += tl.sum(value * above, 1)
     dq = tl.dot((twice * above).to(q.dtype), k, dq, input_precision="ieee")
@@ -56,7 +55,7 @@ def hstu_bsa_grad_rows(
     ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    KEYS: tl.constexpr, TANH: tl.constexpr,
+    KEYS: tl.constexpr, SLOTS: tl.constexpr, TANH: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
     place = tl.program_id(0) // tiles
@@ -78,21 +77,17 @@ def hstu_bsa_grad_rows(
     dout = load_rows(dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM, ROWS,
                      BLOCK_V, False)
 
-    # The means: first those that all rows see.
+    # The means.
+    whole = seen // BLOCK_SIZE
     means_k = means_k_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM
     means_v = means_v_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * LINEAR_DIM
-    _, of_first, _ = standing(start, first_query, seen, BLOCK_SIZE)
     _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
-    split = complete_seen(of_first, seen, BLOCK_SIZE) // BLOCKS * BLOCKS
-    whole = seen // BLOCK_SIZE
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     dcoarse = tl.zeros([ROWS], tl.float32)
-    for block in range(0, split, BLOCKS):
+    # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
+    for block in range(0, complete_seen(of_last, seen, BLOCK_SIZE), BLOCKS):
         dq, dcoarse = coarse_gradient(dq, dcoarse, q, dout, means_k, means_v, block, whole, visible, half_alpha,
-                                      ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, TANH, False)
-    for block in tl.range(split, complete_seen(of_last, seen, BLOCK_SIZE), BLOCKS, num_stages=1):
-        dq, dcoarse = coarse_gradient(dq, dcoarse, q, dout, means_k, means_v, block, whole, visible, half_alpha,
-                                      ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, TANH, True)
+                                      ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, TANH)
     dq *= (gate_of(gates_ptr, packed, heads, head, mask, 0, GATES) * BLOCK_SIZE)[:, None]
 
     # The keys nearby.
@@ -105,7 +100,7 @@ def hstu_bsa_grad_rows(
     k_base = k_ptr + key_start * k_row + head * k_head
     v_base = v_ptr + key_start * v_row + head * v_head
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
-    for key in tl.range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS, num_stages=1):
+    for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
         k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
         v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
         in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
@@ -139,15 +134,18 @@ def hstu_bsa_grad_rows(
 
     dq *= scale * half_alpha
     dlocal *= scale
-    for slot in range(OTHERS):
-        chosen = mask & (slot < tl.minimum(local, OTHERS))
-        entry = rows * OTHERS + slot
-        dq += gather_rows(partial_dq_ptr + place.to(tl.int64) * slot_rows * ATTN_DIM, entry, chosen, ATTN_DIM,
-                          ATTN_DIM, BLOCK_D).to(tl.float32)
+    # Stages here too, so that all slots are asked for at once.
+    partial_dq = partial_dq_ptr + (place.to(tl.int64) * slot_rows + start * OTHERS) * ATTN_DIM
+    partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * OTHERS
+    for slot in tl.range(OTHERS, num_stages=SLOTS):
+        chosen = mask & (slot < local)
+        dq += gather_rows(partial_dq + slot * ATTN_DIM, tl.arange(0, ROWS), chosen, OTHERS * ATTN_DIM, ATTN_DIM,
+                          BLOCK_D).to(tl.float32)
         if GATES > 0:
-            dlocal += tl.load(partial_dgate_ptr + place.to(tl.int64) * slot_rows + entry, mask=chosen, other=0.0)
+            dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * OTHERS + slot, mask=chosen, other=0.0)
     query_row = heads * ATTN_DIM
-    scatter_rows(dq_ptr + query_start * query_row + head * ATTN_DIM, rows, mask, query_row, dq, ATTN_DIM, BLOCK_D)
+    store_rows(dq_ptr + query_start * query_row + head * ATTN_DIM, start, queries, query_row, dq, ATTN_DIM, ROWS,
+               BLOCK_D)
     if GATES > 0:
         where = dgates_ptr + (packed * heads + head) * GATES
         kind = dgates_ptr.dtype.element_ty

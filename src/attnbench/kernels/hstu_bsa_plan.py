@@ -67,20 +67,30 @@ class BsaConfig:
     "places for partial rows of a pair beyond the fewest there can be: fewer stay in the L2, more let nobody wait"
     pass_mib: int = 256
     "partial rows of a pass, at most, but those of one pair; the backward's too"
-    means_rows: int = 64
+    means_rows: int = 32
     "queries at a time in the backward of the means"
-    means_blocks: int = 32
+    means_blocks: int = 64
     "blocks of a program there"
-    means_warps: int = 8
+    means_warps: int = 4
+    means_stages: int = 4
+    "of loads there: 2 overlap with no product, each more is a tile ahead"
     keys_rows: int = 64
     "queries at a time in the backward of keys and values"
-    keys_warps: int = 8
+    keys_warps: int = 4
+    keys_stages: int = 2
+    "there: 3 ask for the entries of a list ahead of its queries, 5 for these ahead of their products too"
+    keys_registers: int | None = None
+    "as `select_registers`"
     rows_rows: int = 64
     "queries of a program of the backward of queries"
     rows_blocks: int = 32
     "blocks at a time there"
-    rows_warps: int = 8
-    grad_stages: int = 2
+    rows_warps: int = 4
+    rows_stages: int = 3
+    rows_registers: int | None = None
+    "as `select_registers`"
+    slot_stages: int = 4
+    "partial rows of as many slots less one are asked for ahead there"
     silu: str = "tanh"
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
 
@@ -203,22 +213,42 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     if problem.dtype == torch.float32:
         # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
         values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "attend_warps": 8,
-                   "means_rows": 16, "means_blocks": 16, "means_warps": 4, "keys_rows": 16, "rows_rows": 16,
-                   "rows_blocks": 16, "near_keys": 16, "grad_stages": 1, "select_warps": 8}
+                   "near_keys": 16, "select_warps": 8}
     elif size > 128:
-        values |= {"select_warps": 8, "attend_warps": 8, "means_rows": 32,
-                   "means_blocks": 16, "keys_rows": 32, "rows_rows": 32}
+        values |= {"select_warps": 8, "attend_warps": 8}
     elif size <= 64:
-        values |= {"select_blocks": 64, "attend_registers": 96, "means_warps": 4, "keys_warps": 4, "rows_warps": 4}
+        values |= {"select_blocks": 64, "attend_registers": 96}
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
-    if size > 64 and (problem.block_size > 32 or capability < (9, 0)):
-        values["keys_rows"] = min(32, values.get("keys_rows", 32))
-    if problem.has_targets and problem.dtype != torch.float32:
+    return BsaConfig(**values, **_backward_cut(problem, capability, size))
+
+
+def _backward_cut(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
+    """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
+    if problem.dtype == torch.float32:
+        return {"means_rows": 16, "means_blocks": 16, "means_stages": 1, "keys_rows": 16, "keys_warps": 8,
+                "keys_stages": 3, "rows_rows": 16, "rows_blocks": 16, "rows_warps": 8, "rows_stages": 1,
+                "slot_stages": 1}
+    values: dict[str, Any] = {}
+    if size > 128:
+        values |= {"means_rows": 16, "means_warps": 8, "means_stages": 2, "keys_rows": 32, "keys_warps": 8,
+                   "rows_rows": 32, "rows_warps": 8, "rows_stages": 2}
+    elif size <= 64:
+        values |= {"keys_rows": 32, "keys_stages": 3}
+        if capability >= (9, 0) and not problem.local_window:
+            # Four and three programs an SM.
+            values |= {"keys_registers": 128, "rows_registers": 168}
+    elif problem.block_size > 32 or capability < (9, 0):
+        values |= {"keys_rows": 32, "keys_warps": 8}
+    elif problem.gates:
+        values |= {"keys_rows": 32, "keys_stages": 5}
+    if capability < (9, 0) and size > 64:
+        values |= {"keys_rows": 16, "keys_warps": 4, "rows_warps": 8, "means_blocks": 32}
+    if problem.has_targets:
         # A target's own key and value are two tiles more.
-        values |= {"rows_rows": 32} if size > 64 else {"rows_warps": 8}
-    return BsaConfig(**values)
+        values |= {"rows_rows": 32, "rows_warps": 8} if size > 64 else {"rows_warps": 8, "rows_registers": None}
+    return values
 
 
 def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str, Any]) -> BsaConfig:
