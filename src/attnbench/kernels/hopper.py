@@ -228,10 +228,14 @@ def tell(tickets, turn, number):
 @gluon.jit
 @no_type_check
 def told(tickets, turn):
-    """The turn-th number, when it has been told."""
+    """The turn-th number, when it has been told; the one before is given back.
+
+    Not this one: warps that have met may still wait for a load, which products in shared memory hold up.
+    """
     wait_tile(tickets, turn)
     number = gl.max(tickets[0].index(turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    give_back(tickets, turn)
+    if turn > 0:
+        give_back(tickets, turn - 1)
     return number
 
 
