@@ -77,8 +77,8 @@ class BsaConfig:
     keys_rows: int = 64
     "queries at a time in the backward of keys and values"
     keys_warps: int = 4
-    keys_stages: int = 2
-    "there: 3 ask for the entries of a list ahead of its queries, 5 for these ahead of their products too"
+    keys_stages: int = 3
+    "there: 3 ask for the entries of a list a tile ahead of its queries, 5 for these ahead of their products too"
     keys_registers: int | None = None
     "as `select_registers`"
     rows_rows: int = 64
@@ -228,14 +228,13 @@ def _backward_cut(problem: BsaProblem, capability: tuple[int, int], size: int) -
     """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
     if problem.dtype == torch.float32:
         return {"means_rows": 16, "means_blocks": 16, "means_stages": 1, "keys_rows": 16, "keys_warps": 8,
-                "keys_stages": 3, "rows_rows": 16, "rows_blocks": 16, "rows_warps": 8, "rows_stages": 1,
-                "slot_stages": 1}
+                "rows_rows": 16, "rows_blocks": 16, "rows_warps": 8, "rows_stages": 1, "slot_stages": 1}
     values: dict[str, Any] = {}
     if size > 128:
         values |= {"means_rows": 16, "means_warps": 8, "means_stages": 2, "keys_rows": 32, "keys_warps": 8,
                    "rows_rows": 32, "rows_warps": 8, "rows_stages": 2}
     elif size <= 64:
-        values |= {"keys_rows": 32, "keys_stages": 3}
+        values["keys_rows"] = 32
         if capability >= (9, 0) and not problem.local_window:
             # Four and three programs an SM.
             values |= {"keys_registers": 128, "rows_registers": 168}
