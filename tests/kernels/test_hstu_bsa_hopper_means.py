@@ -34,6 +34,7 @@ CASES = {
     "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, CUT, 1),
     "three-warpgroups": ({"seqlen": 430, "lengths": "430:300"}, replace(CUT, groups=3), 2),
     "stripes": ({"seqlen": 430, "lengths": "430:300", "local_window": 70}, replace(CUT, rows=128, pool_stages=1), 2),
+    "joint": ({"seqlen": 430, "lengths": "430:300"}, replace(CUT, joint=True, sharing=2), 2),
     "blocks-of-16": ({"lengths": "300:129", "block_size": 16}, CUT, 2),
     "blocks-of-64": ({"lengths": "300:129", "block_size": 64}, replace(CUT, pool_stages=3), 2),
     "blocks-of-128": ({"lengths": "300:129", "block_size": 128, "block_counts": 3}, CUT, 2),

@@ -26,6 +26,8 @@ CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 
         "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
         "tallest": SMALL | {"rows": 128}, "first": SMALL | {"beside": False},
         "wide": SMALL | {"blocks": 64}, "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
+        "joint": SMALL | {"groups": 2, "joint": True, "sharing": 2},
+        "joint-stripes": SMALL | {"groups": 2, "joint": True, "rows": 128},
         "widest": SMALL | {"blocks": 128, "groups": 2}}
 CASES = {
     "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "tallest", "wide"),
@@ -43,6 +45,9 @@ CASES = {
     "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, "tallest", "few"),
     "local-alone": ({"block_counts": 1}, "first", "wide"),
     "one-other": ({"block_counts": 2}, "three", "two"),
+    "joint": ({"lengths": "300:33"}, "joint", "joint-stripes"),
+    "joint-cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40},
+                            "joint-stripes", "joint"),
     "many-others": ({"block_counts": 8, "seqlen": 500, "lengths": "500:300", "block_size": 16}, "tall", "wide"),
     "blocks-of-64": ({"block_size": 64, "seqlen": 420, "lengths": "420:129"}, "tall", "wide"),
     "blocks-of-128": ({"block_size": 128, "seqlen": 700, "batch": 1}, "two", "tall"),
@@ -154,6 +159,14 @@ def test_the_same_bits_in_whatever_order_programs_and_their_parts_run(cut):
     assert all(torch.equal(mine, its) for other in others for mine, its in zip(first, other, strict=True))
 
 
+@pytest.mark.parametrize("rows", [64, 128])
+def test_joint_warpgroups_have_the_bits_of_separate_ones(rows):
+    case = case_of(lengths="300:170", local_window=40)
+    inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
+    first, joint = (run(case, inputs, SMALL | {"groups": 2, "rows": rows, "joint": joint}) for joint in (False, True))
+    assert all(torch.equal(mine, its) for mine, its in zip(first, joint, strict=True))
+
+
 def test_a_sequence_of_nan_leaves_its_neighbours_alone():
     case = case_of(batch=3, lengths="260:300:70")
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")
@@ -208,6 +221,11 @@ FAULTS = [
     ({"shared": True}, {}, "each head alone"),
     ({"dtype": torch.float16, "max_seqlen": 2**18}, {}, "for 8192 blocks"),
     ({}, {"groups": 4}, "2 or 3 warpgroups"),
+    ({}, {"joint": True}, "joins two warpgroups, not 3"),
+    ({}, {"groups": 2, "sharing": 2}, "no 2 programs an SM; 1, or 2 of joint"),
+    ({}, {"groups": 2, "joint": True, "sharing": 2, "blocks": 32, "stages": 3}, "no registers for 64x32 tiles"),
+    ({"attn_dim": 64, "linear_dim": 64}, {"groups": 2, "joint": True, "sharing": 2, "blocks": 32, "stages": 12},
+     "takes 258 KiB of shared memory"),
     ({}, {"blocks": 16}, "tiles of 16 means"),
     ({}, {"stages": 0}, "no stage"),
     ({}, {"stages": 5}, "shared memory; at most 226"),

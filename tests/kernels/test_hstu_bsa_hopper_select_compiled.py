@@ -20,9 +20,11 @@ BATCH, SEQLEN = 2, 8192
 D128, D64 = {}, {"attn_dim": 64, "linear_dim": 64, "heads": 8}
 EVERY = {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}
 POOLS = SelectCut(blocks=32, stages=6, pools=True)
-WIDE = SelectCut(rows=128, blocks=32, stages=8, pools=True, pool_stages=4)
+JOINT = SelectCut(groups=2, rows=128, blocks=32, stages=5, joint=True)
+SHARING = SelectCut(groups=2, blocks=32, stages=6, joint=True, sharing=2, pools=True)
 SHAPES = {"pinned": {"d64": (D64, None), "d128-pools": (D128, POOLS)},
-          "3.6": {"d128": (D128, None), "d64-pools": (D64, WIDE), "every-option-pools": (EVERY, POOLS)}}
+          "3.6": {"d128": (D128, None), "d128-joint": (D128, JOINT), "d64-sharing-pools": (D64, SHARING),
+                  "every-option-pools": (EVERY, POOLS)}}
 "By the Triton that compiles them, with a cut or the default; each takes seconds."
 
 
@@ -64,8 +66,8 @@ def faults(one, call, cut):
     orders = {name: one.handovers[name] for name in ("acquire", "release")}
     wrong += [f"{orders}"] * (orders != {"acquire": 4 * cut.pools, "release": 1 * cut.pools})
     wrong += [f"{one.shared} bytes of shared memory, not {shared}"] * (not 0 <= one.shared - shared <= 1024)
-    # Of each warpgroup whole tiles of means, masked ones, and keys nearby.
-    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 3 * cut.groups)
+    # Of each partition whole tiles of means, masked ones, and keys nearby.
+    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != 12 * cut.groups // cut.warps)
     scores = cut.rows * cut.blocks // 128
     for place, loop in enumerate(one.loops):
         sass = loop["sass"]

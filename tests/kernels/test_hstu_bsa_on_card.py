@@ -118,16 +118,17 @@ def test_the_kernels_for_hopper_select_what_the_portable_one_does_at_full_size(n
     assert float((portable["out"] - hopper["out"]).abs().max()) <= 0.02 * float(portable["out"].abs().max())
 
 
-POOLS = {"select": {"groups": 2, "blocks": 32, "stages": 4, "pools": True}, "attend": {}}
+POOLS = {"three": {"blocks": 32, "stages": 4, "pools": True},
+         "joint": {"groups": 2, "blocks": 32, "stages": 4, "joint": True, "pools": True}}
 
 
 @pytest.mark.hopper
+@pytest.mark.parametrize("cut", POOLS)
 @pytest.mark.parametrize("name", KNOWN)
-def test_means_made_beside_the_selection_change_nothing(name):
-    """Two orders of a mean's sum in fp32: a mean may differ by a rounding, and a near tie with it."""
+def test_means_made_beside_the_selection_are_right(name, cut):
     case = of(**CASES[name])
     inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
-    found = results(case, inputs, **POOLS)
+    found = results(case, inputs, select=POOLS[cut], attend={})
     blocks = found.pop("blocks")
     assert not oracle_bsa.selection_faults(case, inputs, blocks)
     truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)
@@ -142,7 +143,10 @@ def test_means_made_beside_the_selection_change_nothing(name):
 @pytest.mark.parametrize("ahead", [0.0, 1.0, 12.0, 1000.0])
 @pytest.mark.parametrize(("nheads", "dim", "lengths"), [(4, 128, "full"), (8, 64, "full"), (4, 128, "zipf")])
 def test_means_made_beside_are_the_same_each_time_and_as_the_pool_has_them(nheads, dim, lengths, ahead):
-    """Many jobs a program, and calls one after another; a call that hangs is one that waits for who cannot come."""
+    """Many jobs a program, and calls one after another; a call that hangs is one that waits for who cannot come.
+
+    The pool adds a mean's keys in another order: one may differ by a rounding, and near ties with it.
+    """
     from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
 
     case = of(batch=16, seqlen=8192, nheads=nheads, attn_dim=dim, linear_dim=dim, lengths=lengths, mode="fwd")
@@ -160,6 +164,19 @@ def test_means_made_beside_are_the_same_each_time_and_as_the_pool_has_them(nhead
             if not turn:
                 first = {name: x.clone() for name, x in it.outputs().items()}
             assert all(torch.equal(first[name], x) for name, x in it.outputs().items()), turn
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", ["bf16", "fp16", "many", "narrow"])
+def test_joint_warpgroups_have_the_same_bits(name):
+    case = of(**CASES[name] | {"mode": "fwd"})
+    inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
+    cut = {"groups": 2, "blocks": 32, "stages": 4}
+    first = results(case, inputs, select=cut)
+    joint = [{"joint": True}, {"joint": True, "rows": 128}] + [{"joint": True, "sharing": 2}] * (name == "narrow")
+    for values in joint:
+        again = results(case, inputs, select=cut | values)
+        assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
 
 
 @pytest.mark.hopper

@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
-REGISTERS = {2: (240, 24), 3: (160, 24)}
-"Of each thread of so many warpgroups, and of the loader beside them."
-POOLED = {2: (224, 56), 3: (152, 56)}
+REGISTERS = {(2, 1): (240, 24), (3, 1): (160, 24), (2, 2): (104, 24)}
+"Of each thread of so many warpgroups, and of the loader beside them, where so many programs share an SM."
+POOLED = {(2, 1): (224, 56), (3, 1): (152, 56), (2, 2): (88, 56)}
 "The same where the loader has warps beside it that make means."
+SHARED_LAUNCH = 80
+"Of each thread of a program that shares its SM, to begin with."
 APART = 32
 "Between counters, each of which has a line of the L2 of its own."
 ITEM_ROWS = 128
 "Keys of a head whose means are made together."
-HELD = {2: 176, 3: 112}
+HELD = {(2, 1): 176, (3, 1): 112, (2, 2): 56}
 """Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
 wait for one another."""
 
@@ -41,6 +43,10 @@ class SelectCut:
     "means, or keys nearby, of a tile: 32, 64 or 128"
     stages: int = 4
     "tiles of each kind in flight"
+    joint: bool = False
+    "the two warpgroups go step by step, and their code is there once: an SM's cache of it is small"
+    sharing: int = 1
+    "programs of joint warpgroups on an SM, which have its cache of code between them: 1 or 2"
     beside: bool = True
     "rank while the product with the values runs, or before it is issued"
     jobs: int | None = None
@@ -59,11 +65,16 @@ class SelectCut:
         queries, keys = self.groups * self.rows * (2 * block_d + outs), self.stages * self.blocks * (block_d + block_v)
         pools = 2 * self.pool_stages * block_size * max(block_d, block_v) if self.pools else 0
         # Barriers come to more than other kernels have.
-        return 2 * (queries + keys + pools) + (896 if self.pools else 128)
+        return 2 * (queries + keys + pools) + (640 if self.pools else 128)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a partition that selects."""
+        return 8 if self.joint else 4
 
     def registers(self) -> tuple[int, int]:
         """Of each thread of its warpgroups, and of the warps beside them."""
-        return (POOLED if self.pools else REGISTERS)[self.groups]
+        return (POOLED if self.pools else REGISTERS)[self.groups, self.sharing]
 
     def ahead(self, problem: BsaProblem) -> int:
         """Jobs before the first that needs an item, when it may be drawn."""
@@ -76,7 +87,7 @@ class SelectCut:
 
     def programs(self, jobs: int, count: int) -> int:
         """Programs for so many jobs on a card of `count` SMs."""
-        return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
+        return min(jobs, self.sharing * count) if self.jobs is None else -(-jobs // self.jobs)
 
 
 def select_shapes(problem: BsaProblem, cut: SelectCut) -> Shapes:
@@ -93,17 +104,22 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         cut: of the kernel.
         capability: of the card; None: not asked.
     """
-    p = problem
-    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v, p.block_size), (
+    p, kind = problem, (cut.groups, cut.sharing)
+    # An SM keeps a KiB of each program's.
+    shared = cut.sharing * (cut.shared_bytes(p.block_d, p.block_v, p.block_size) + 2048) - 2048
+    return first_fault(p, capability, shared, (
         (p.has_targets, "knows no targets"),
         (p.pairs, "knows no pairs"),
         (p.shared, "selects for each head alone"),
         (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
-        (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+        (cut.groups not in (2, 3) or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
         (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
+        (cut.joint and cut.groups != 2, f"joins two warpgroups, not {cut.groups}"),
+        (cut.sharing != 1 and not (cut.joint and cut.sharing == 2),
+         f"has no {cut.sharing} programs an SM; 1, or 2 of joint warpgroups"),
         (min(cut.stages, cut.pool_stages) < 1, "has no stage; at least 1"),
         (cut.ahead_mib < 0, f"cannot be {cut.ahead_mib} MiB ahead; 0 or more"),
-        (cut.held(p.block_v) > HELD.get(cut.groups, 0),
+        (cut.held(p.block_v) > HELD.get(kind, 0),
          f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
     ))
 

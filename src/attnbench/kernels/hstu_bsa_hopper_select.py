@@ -13,8 +13,11 @@ its last row sees, then the keys nearby, through one ring:
     warpgroup     scores, SiLU, the product with the values; beside this the scores are ranked (hstu_bsa_hopper_topk)
 
 A warpgroup passes over tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
-products of the others.  The means are there before, or three more warps make them (hstu_bsa_hopper_means); then the
-jobs of a sequence go from its first rows to its last, as means and keys come, else from the longest to the shortest.
+products of the others.  Or two are joint: one partition of eight warps with stripes of 128 rows, whose code is there
+once, for an SM's cache of it holds some 2,000 instructions.
+
+The means are there before, or three more warps make them (hstu_bsa_hopper_means); then the jobs of a sequence go from
+its first rows to its last, as means and keys come, else from the longest to the shortest.
 """
 
 from __future__ import annotations
@@ -26,9 +29,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from attnbench.kernels.hopper import (
-    ROWS,
     fill,
-    flat,
     give_back,
     load_tile,
     place_of,
@@ -36,7 +37,7 @@ from attnbench.kernels.hopper import (
     rows_of,
     wait_tile,
 )
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu_bsa_hopper_cut import SHARED_LAUNCH, SelectCut, select_cut, select_fault
 from attnbench.kernels.hstu_bsa_hopper_jobs import (
     begin,
     job_of,
@@ -47,7 +48,7 @@ from attnbench.kernels.hstu_bsa_hopper_jobs import (
     told_note,
 )
 from attnbench.kernels.hstu_bsa_hopper_means import fetch, mean, wait_made
-from attnbench.kernels.hstu_bsa_hopper_stripes import coarse_tile, near_tile, store_stripe
+from attnbench.kernels.hstu_bsa_hopper_stripes import coarse_tile, near_tile, pass_over, queries_of, store_stripe
 from attnbench.kernels.hstu_bsa_hopper_topk import empty_lists
 from attnbench.kernels.hstu_bsa_hopper_walk import draw, drawn
 from attnbench.kernels.hstu_bsa_tiles import complete_seen, gate_of, standing
@@ -73,8 +74,9 @@ def fill_both(ring, values, count, k_desc, v_desc, start, rows, first, head):
 def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCKS: gl.constexpr,
          STRIPES: gl.constexpr, POOLS: gl.constexpr):
     """The loader's work: it draws a job for all, while the keys nearby of the one before are loaded."""
-    BLOCK_M: gl.constexpr = ROWS * STRIPES
     q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, notes, drawn_ptr, problem = given
+    ROWS: gl.constexpr = q_desc.block_shape[2]
+    BLOCK_M: gl.constexpr = ROWS * STRIPES
     q_rings, ring, values = rings
     offsets_ptr, offsets_q_ptr, heads, batch = problem
     queries_ptr = offsets_ptr
@@ -118,42 +120,18 @@ def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.co
 
 @gluon.jit
 @no_type_check
-def pass_over(ring, count, unseen):
-    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
-    for _index in range(unseen):
-        wait_tile(ring, count)
-        give_back(ring, count)
-        count += 1
-    return count
-
-
-@gluon.jit
-@no_type_check
-def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOOP: gl.constexpr):
-    """A warpgroup's tiles of queries, which have been waited for; of one loop.
-
-    Where loops read one tile, the assembler of CUDA 12.8 keeps half of its descriptor in front of the first of them,
-    behind the branch that passes over it, and the others read what happens to be there.  A number that is zero, which
-    the compiler does not know, makes of it another tile for each.
-    """
-    qs = ()
-    for i in gl.static_range(MINE):
-        qs = qs + (flat(q_rings[FIRST + i][0].index(turn % 2 + LOOP * zero)),)
-    return qs
-
-
-@gluon.jit
-@no_type_check
 def select(given, WHICH: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
            COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr,
-           BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr, MINE: gl.constexpr):
-    """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
+           BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr, MINE: gl.constexpr,
+           WARPS: gl.constexpr):
+    """A partition's work: MINE of the STRIPES of each job, 16 rows of one for each of its warps."""
     out_desc, outs, rings, notes, heads, gates_ptr, blocks_ptr, half_alpha, scale, zero = given
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    ROWS: gl.constexpr = 16 * WARPS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCKS, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_V, 16])
     count = 0
     turn = 0
-    job = told_note(notes, 0, 4)
+    job = told_note(notes, 0, WARPS)
     while job[5] >= 0:
         head, query_start, keys, first_query, queries, start = job
         first = first_query + start
@@ -237,7 +215,7 @@ def select(given, WHICH: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr
             store_stripe(accs[i], lists[i], place, out_desc, scale, blocks_ptr, start + (WHICH * MINE + i) * ROWS,
                          job, heads, BLOCK_SIZE, COUNTS, BITS, SCORES)
         turn += 1
-        job = told_note(notes, turn, 4)
+        job = told_note(notes, turn, WARPS)
     tma.store_wait(0)
 
 
@@ -245,30 +223,36 @@ def select(given, WHICH: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr
 @no_type_check
 def part(sums, loads, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
          COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr,
-         BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, MINE: gl.constexpr,
+         BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, PARTS: gl.constexpr, MINE: gl.constexpr, WARPS: gl.constexpr,
          REGISTERS: gl.constexpr, FEW: gl.constexpr):
     """Let warps part, where means are there before.
 
     Constants are written out each time: in a tuple they would be numbers of the run.
     """
-    STRIPES: gl.constexpr = GROUPS * MINE
+    STRIPES: gl.constexpr = PARTS * MINE
     POOLS: gl.constexpr = False
-    if GROUPS == 2:
+    if PARTS == 1:
         gl.warp_specialize([
             (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
+        ], [1], [FEW])
+    elif PARTS == 2:
+        gl.warp_specialize([
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
         ], [4, 1], [REGISTERS, FEW])
     else:
         gl.warp_specialize([
             (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (select, (sums, 2, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, FEW])
 
@@ -279,30 +263,39 @@ def part_pooling(sums, loads, fetches, means, ATTN_DIM: gl.constexpr, LINEAR_DIM
                  HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
                  BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr,
                  APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
-                 GROUPS: gl.constexpr, MINE: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr):
+                 PARTS: gl.constexpr, MINE: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr,
+                 FEW: gl.constexpr):
     """Let warps part, some of which make the means."""
-    STRIPES: gl.constexpr = GROUPS * MINE
+    STRIPES: gl.constexpr = PARTS * MINE
     POOLS: gl.constexpr = True
-    if GROUPS == 2:
+    if PARTS == 1:
         gl.warp_specialize([
             (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
-            (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, ROWS * STRIPES)),
+            (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, 16 * WARPS * STRIPES)),
+            (mean, (means, BLOCK_SIZE, ATTN_DIM, LINEAR_DIM)),
+        ], [1, 1, 2], [FEW, FEW, FEW])
+    elif PARTS == 2:
+        gl.warp_specialize([
+            (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE, WARPS)),
+            (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
+                      BLOCK_V, STRIPES, MINE, WARPS)),
+            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
+            (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, 16 * WARPS * STRIPES)),
             (mean, (means, BLOCK_SIZE, ATTN_DIM, LINEAR_DIM)),
         ], [4, 1, 1, 2], [REGISTERS, FEW, FEW, FEW])
     else:
         gl.warp_specialize([
             (select, (sums, 0, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (select, (sums, 1, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (select, (sums, 2, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
+                      BLOCK_V, STRIPES, MINE, WARPS)),
             (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES, POOLS)),
-            (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, ROWS * STRIPES)),
+            (fetch, (fetches, HAS_CACHE, BLOCK_SIZE, 16 * WARPS * STRIPES)),
             (mean, (means, BLOCK_SIZE, ATTN_DIM, LINEAR_DIM)),
         ], [4, 4, 1, 1, 2], [REGISTERS, REGISTERS, FEW, FEW, FEW])
 
@@ -316,18 +309,18 @@ def hstu_bsa_hopper_select(
     HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, ATTN_DIM: gl.constexpr,
     LINEAR_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr,
     APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr,
-    GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, POOLS: gl.constexpr, POOL_STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr, FEW: gl.constexpr,
+    PARTS: gl.constexpr, MINE: gl.constexpr, WARPS: gl.constexpr, STAGES: gl.constexpr, POOLS: gl.constexpr,
+    POOL_STAGES: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):
     """Rings and barriers, and who does what."""
-    STRIPES: gl.constexpr = GROUPS * MINE
+    STRIPES: gl.constexpr = PARTS * MINE
     problem = (offsets_ptr, offsets_q_ptr, heads, batch)
     q_rings = ()
     for _i in gl.static_range(STRIPES):
         q_rings = q_rings + (ring_of(q_desc, 2, 1),)
     values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
-    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), values)
-    notes = notes_for(6, GROUPS)
+    rings = (q_rings, ring_of(k_desc, STAGES, PARTS), values)
+    notes = notes_for(6, PARTS)
     outs = q_rings[0][0]
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
@@ -340,11 +333,11 @@ def hstu_bsa_hopper_select(
         fetches = (blocks_k_desc, blocks_v_desc, ring, items, drawn_ptr, problem, mean_rows, ahead)
         means = (ring, items, means_k_ptr, means_v_ptr, drawn_ptr)
         part_pooling(sums, loads, fetches, means, ATTN_DIM, LINEAR_DIM, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS,
-                     BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V, GROUPS, MINE, REGISTERS, FEW)
+                     BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V, PARTS, MINE, WARPS, REGISTERS, FEW)
     else:
         fence_async_shared()
         part(sums, loads, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS, BLOCK_V,
-             GROUPS, MINE, REGISTERS, FEW)
+             PARTS, MINE, WARPS, REGISTERS, FEW)
 
 
 def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
@@ -374,13 +367,14 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
     pooled, wide = p.block_size if cut.pools else cut.blocks, max(block_d, block_v)
     call.workspace["drawn"].zero_()
     hstu_bsa_hopper_select[(cut.programs(jobs, processors(call.q)),)](
-        rows_of(call.q, ROWS.value, block_d), rows_of(means_k, cut.blocks, block_d),
+        rows_of(call.q, 16 * cut.warps, block_d), rows_of(means_k, cut.blocks, block_d),
         rows_of(means_v, cut.blocks, block_v), rows_of(call.k, cut.blocks, block_d),
-        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v), rows_of(call.k, pooled, wide),
+        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, 16 * cut.warps, block_v), rows_of(call.k, pooled, wide),
         rows_of(call.v, pooled, wide), call.q if call.gates is None else call.gates, call.blocks, means_k, means_v,
         call.workspace["drawn"], call.offsets, call.offsets if call.offsets_q is None else call.offsets_q,
         p.alpha / 2, 1 / p.scaling_seqlen, p.heads, p.batch, cut.ahead(p), p.mean_rows, 0,
-        num_warps=4, **_constants(call, cut))
+        num_warps=cut.warps, **_constants(call, cut),
+        **{"maxnreg": SHARED_LAUNCH} if cut.sharing > 1 else {})
 
 
 def _constants(call: BsaCall, cut: SelectCut) -> dict[str, Any]:
@@ -388,5 +382,6 @@ def _constants(call: BsaCall, cut: SelectCut) -> dict[str, Any]:
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "ATTN_DIM": p.attn_dim,
             "LINEAR_DIM": p.linear_dim, "BLOCK_SIZE": p.block_size, "COUNTS": p.block_counts, "BITS": p.index_bits,
             "APPROXIMATE": call.config.silu == "tanh", "BESIDE": cut.beside, "BLOCKS": cut.blocks,
-            "BLOCK_V": p.block_v, "GROUPS": cut.groups, "MINE": cut.rows // ROWS.value, "STAGES": cut.stages,
+            "BLOCK_V": p.block_v, "PARTS": 4 * cut.groups // cut.warps, "MINE": cut.rows // 64, "WARPS": cut.warps,
+            "STAGES": cut.stages,
             "POOLS": cut.pools, "POOL_STAGES": cut.pool_stages, "REGISTERS": registers, "FEW": few}
