@@ -86,6 +86,8 @@ class Compiled:
     "registers that a path through the SASS of sm_90 reads and has not written, and where: see registers.py"
     overwritten: Mapping[str, str]
     "registers of it that are written while a product in flight reads them"
+    unread: Mapping[str, str]
+    "registers of it, loaded from shared memory, that nothing has read where an mbarrier is told of it"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -266,7 +268,7 @@ def _close() -> None:
 def _compile(job: Job) -> Compiled:
     sys.path.append(str(Path(__file__).parent))
     import triton
-    from registers import overwritten, unset
+    from registers import overwritten, unread, unset
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -294,6 +296,7 @@ def _compile(job: Job) -> Compiled:
                     handovers=handovers(compiled.asm["ptx"]), sass=sass,
                     unset=unset(text) if job.capability == 90 else {},
                     overwritten=overwritten(text) if job.capability == 90 else {},
+                    unread=unread(text) if job.capability == 90 else {},
                     loops=_loops(code), shared=compiled.metadata.shared,
                     warps=_warps(compiled.asm["ptx"], job.num_warps))
 

@@ -1,6 +1,6 @@
 """What compiled code does with registers that gives wrong values, seen in its SASS along all paths.
 
-Both were met on an H200, where values were wrong, and in neither case did PTX show anything.
+All were met on an H200, where values were wrong, and in no case did PTX show anything.
 
     unset        The assembler of CUDA 12.8 moved what two loops share, a descriptor of a product's operand, in front of
                  the first of them, behind the branch that passes over it: where the first loop had no turn the second
@@ -8,6 +8,8 @@ Both were met on an H200, where values were wrong, and in neither case did PTX s
     overwritten  A product of a warpgroup reads its operand from registers while the program goes on.  Carried as
                  integers of its bits into the next turn of a loop, the operand looked dead, and its registers were
                  given to others before the product was waited for.
+    unread       Warps met, and gave back a tile that they had loaded into registers; but the loads were still behind
+                 what other products read of shared memory, and the next tile came first.
 """
 
 from __future__ import annotations
@@ -159,6 +161,36 @@ def overwritten(sass: str) -> dict[str, str]:
                 left | right for left, right in zip_longest(known, groups, fillvalue=frozenset()))
             if both != known:
                 in_flight[after] = both
+                todo.append(after)
+    return found
+
+
+def unread(sass: str) -> dict[str, str]:
+    """Registers loaded from shared memory that nothing has read where a barrier in memory is told, with that line.
+
+    Nothing waits for such a load but who reads it: what it reads may be overwritten before it is served.
+    """
+    code = instructions(sass)
+    behind = _paths(code)
+    loaded: list[frozenset[int] | None] = [None] * len(code)
+    loaded[0] = frozenset()
+    todo = [0]
+    found: dict[str, str] = {}
+    while todo:
+        place = todo.pop()
+        one, now = code[place], loaded[place] or frozenset()
+        if one.name.startswith("SYNCS.ARRIVE"):
+            found.update({f"R{register}": f"{one.at:x}: {one.name}" for register in now})
+        first = one.results if one.name.startswith("LD") else 0
+        named = {int(number) for operand in one.operands[first:] for number in re.findall(r"\bR(\d+)", operand)}
+        wide = 4 if one.name.startswith("HGMMA") else 1
+        now -= {number + more for number in named for more in range(wide)}
+        if one.name.startswith("LDS"):
+            now |= one.written()
+        for after in behind[place]:
+            both = now | (loaded[after] or frozenset())
+            if both != loaded[after]:
+                loaded[after] = both
                 todo.append(after)
     return found
 

@@ -58,6 +58,7 @@ def faults(short: str, dim: int, one) -> list[str]:
     # The loader is one warp: where it tells a ticket, in its loop and behind it, it meets by a barrier of its own.
     alone = 2 * (config.grid == "ticket")
     wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > alone)
+    wrong += [f"{register} given back at {at}, unread" for register, at in one.unread.items()]
     wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
     wrong += [f"{one.warps} warps"] * (one.warps != 4 * groups + 4)
     wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (

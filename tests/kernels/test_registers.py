@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .registers import overwritten, unset
+from .registers import overwritten, unread, unset
 
 # What an H200 multiplied wrongly (Triton 3.6, its assembler of CUDA 12.8): the second loop has half of its descriptor
 # from in front of the first, where that has a turn.
@@ -67,3 +67,18 @@ def test_a_wait_that_leaves_one_product_in_flight_ends_the_older_one():
     another = "        /*0018*/  HGMMA.64x64x16.F32.BF16 R88, gdesc[UR40], RZ, !UPT, gsb0 ;\n"
     younger = AHEAD.replace("        /*0020*/", another + "        /*0020*/")
     assert not overwritten(younger)
+
+
+GIVEN_BACK = """
+        /*0000*/                   LDSM.16.M88.4 R228, [R16+0x34000] ;
+        /*0010*/                   BAR.SYNC.DEFER_BLOCKING 0x2, 0x80 ;
+        /*0020*/              @!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R6+URZ+0x382e0], RZ ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, R228, gdesc[UR12], RZ, !UPT, gsb0 ;
+        /*0040*/                   EXIT ;
+"""
+
+
+def test_what_is_given_back_before_its_loads_are_read_is_found():
+    assert unread(GIVEN_BACK) == {f"R{number}": "20: SYNCS.ARRIVE.TRANS64.A1T0" for number in range(228, 232)}
+    read = "        /*0008*/  HGMMA.64x64x16.F32.BF16 R24, R228, gdesc[UR12], RZ, !UPT, gsb0 ;\n        /*0010*/"
+    assert not unread(GIVEN_BACK.replace("        /*0010*/", read))

@@ -202,11 +202,13 @@ def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.conste
         unseen = unseen_of(row, given[6], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
         count = pass_over(given[4], given[5], count, unseen, WHICH, TURNS)
         end -= unseen
-        held = row  # nothing that is read
         if SPLIT:
-            held = take(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
+            wait_tile(given[10][WHICH], done)
         q = take(q_ring, done)
         if begin < end:
+            held = row  # nothing that is read
+            if SPLIT:
+                held = tile_of(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
             span = (begin, whole, split, end, keys)
             acc, row_max, sums, count, at, step, tile, head, number = through_keys(
                 held, q, acc, row_max, sums, given, count, done, job, row, keys - queries, span, WHICH, HAS_LEFT,
