@@ -266,7 +266,7 @@ def candidates() -> Iterator[ForwardConfig]:
                 lazy = replace(config, queries=queries, rings=rings, rescale="lazy")
                 yield lazy
                 yield replace(lazy, section_mib=16)
-            yield replace(config, queries="split")
+            yield from (replace(config, queries="split", section_mib=mib) for mib in (config.section_mib, 16))
             yield replace(config, rescale="lazy", exp="mix")
 
 
