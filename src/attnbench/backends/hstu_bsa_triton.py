@@ -49,9 +49,12 @@ class HstuBsaTriton(OurTriton):
         """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
         yield Config("ws", {"select": {}, "attend": {}})
         yield Config("passes", {"schedule": "passes"})
-        for groups, rows, blocks, stages, others in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]:
-            cut = {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages, **others}
-            yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws{_said_of(others)}", {"select": cut})
+        cuts = {f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws{_said_of(others)}":
+                {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages, **others}
+                for groups, rows, blocks, stages, others in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]}
+        yield Config("ws-pools", {"select": next(cut for cut in cuts.values() if "pools" in cut), "attend": {}})
+        for short, cut in cuts.items():
+            yield Config(short, {"select": cut})
         for word, name, value in _HOPPER_ATTEND:
             yield Config(f"{word}{value:g}-ws", {"attend": {name: value}})
         yield Config("keep-ws", {"attend": {"keep": True}})
@@ -92,7 +95,8 @@ _HOPPER_SELECT: tuple[tuple[tuple[int, int, int, int, dict[str, Any]], ...], ...
     ((3, 64, 64, 4, {}), (3, 64, 64, 4, _FIRST), (3, 64, 32, 8, {}), (2, 64, 64, 5, {}), (2, 64, 64, 5, _FIRST),
      (2, 128, 32, 5, {}), (2, 64, 32, 8, _JOINT), (2, 64, 64, 5, _JOINT), (2, 128, 32, 5, _JOINT),
      (3, 64, 32, 6, _pools(2)), (3, 64, 32, 5, _pools(3)), (3, 64, 32, 6, _pools(2, ahead_mib=6.0)),
-     (3, 64, 32, 6, _pools(2, ahead_mib=24.0)), (2, 64, 32, 8, _JOINT | _pools(2))),
+     (3, 64, 32, 6, _pools(2, ahead_mib=24.0)), (2, 64, 32, 8, _JOINT | _pools(2)),
+     (2, 128, 32, 4, _FIRST | _JOINT | _pools(2))),
     ((3, 128, 32, 8, {}), (3, 128, 32, 8, _FIRST), (3, 64, 32, 16, {}), (3, 64, 64, 8, _FIRST), (2, 128, 32, 16, {}),
      (2, 64, 64, 8, _FIRST), (2, 128, 32, 16, _JOINT), (2, 64, 32, 8, _JOINT2), (3, 128, 32, 8, _pools(4)),
      (3, 128, 32, 8, _pools(4, ahead_mib=6.0)), (3, 128, 32, 8, _pools(4, ahead_mib=24.0)),
