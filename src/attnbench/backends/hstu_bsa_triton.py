@@ -92,15 +92,14 @@ def _pools(blocks: int, **others: Any) -> dict[str, Any]:
 _FIRST, _JOINT, _JOINT2 = {"beside": False}, {"joint": True}, {"joint": True, "sharing": 2}
 # Warpgroups, rows of each, means of a tile, stages, and what is said behind; over 64 dims, and up to them.
 _HOPPER_SELECT: tuple[tuple[tuple[int, int, int, int, dict[str, Any]], ...], ...] = (
-    ((3, 64, 64, 4, {}), (3, 64, 64, 4, _FIRST), (3, 64, 32, 8, {}), (2, 64, 64, 5, {}), (2, 64, 64, 5, _FIRST),
-     (2, 128, 32, 5, {}), (2, 64, 32, 8, _JOINT), (2, 64, 64, 5, _JOINT), (2, 128, 32, 5, _JOINT),
-     (3, 64, 32, 6, _pools(2)), (3, 64, 32, 5, _pools(3)), (3, 64, 32, 6, _pools(2, ahead_mib=6.0)),
+    ((3, 64, 64, 4, {}), (3, 64, 64, 4, _FIRST), (3, 64, 32, 8, {}), (2, 64, 64, 5, {}), (2, 128, 32, 5, {}),
+     (2, 64, 32, 8, _JOINT), (2, 128, 32, 5, _JOINT), (3, 64, 32, 6, _pools(2)), (3, 64, 32, 5, _pools(3)),
      (3, 64, 32, 6, _pools(2, ahead_mib=24.0)), (2, 64, 32, 8, _JOINT | _pools(2)),
      (2, 128, 32, 4, _FIRST | _JOINT | _pools(2))),
     ((3, 128, 32, 8, {}), (3, 128, 32, 8, _FIRST), (3, 64, 32, 16, {}), (3, 64, 64, 8, _FIRST), (2, 128, 32, 16, {}),
-     (2, 64, 64, 8, _FIRST), (2, 128, 32, 16, _JOINT), (2, 64, 32, 8, _JOINT2), (3, 128, 32, 8, _pools(4)),
-     (3, 128, 32, 8, _pools(4, ahead_mib=6.0)), (3, 128, 32, 8, _pools(4, ahead_mib=24.0)),
-     (2, 128, 32, 12, _JOINT | _pools(4)), (2, 64, 32, 6, _JOINT2 | _pools(2))))
+     (2, 128, 32, 16, _JOINT), (2, 64, 32, 8, _JOINT2), (3, 128, 32, 8, _pools(4)),
+     (3, 128, 32, 8, _pools(4, ahead_mib=24.0)), (2, 128, 32, 12, _JOINT | _pools(4)),
+     (2, 64, 32, 6, _JOINT2 | _pools(2))))
 _HOPPER_ATTEND = (("stages", "stages", 2), ("ring", "ring_mib", 12.0), ("ring", "ring_mib", 32.0),
                   ("step", "step_mib", 3.0), ("step", "step_mib", 12.0), ("rows", "job_rows", 16), ("jobs", "jobs", 8))
 
