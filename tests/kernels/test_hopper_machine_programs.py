@@ -16,9 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-from attnbench.kernels.hopper import barriers, fence_global, load_tile
 
 from .hopper_machine import BarrierMisuse, Deadlock, MissingFence, Race, Unfinished, run
 
@@ -66,52 +63,6 @@ def test_who_waits_for_a_program_that_has_not_started_hangs():
     assert handed_round(at_once=1, rounds=1).tolist() == [6] * 4
     with pytest.raises(Deadlock, match=r"^deadlock: program 0 waits for global memory to change"):
         handed_round(at_once=1)
-
-
-@gluon.jit
-def hand_to_bulk(values_ptr, values_desc, out_ptr, ready_ptr, SLIP: gl.constexpr):
-    """Program 0 stores what program 1 loads in bulk."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    at = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
-    if gl.program_id(0) == 0:
-        gl.store(values_ptr + at, at.to(gl.float32))
-        if SLIP != "no fence of the writer":
-            fence_global()
-        gl.atomic_add(ready_ptr, 1, sem="relaxed" if SLIP == "no release" else "release")
-    else:
-        tile = gl.allocate_shared_memory(gl.float32, [8, 16], values_desc.layout)
-        bar = barriers(1, 1).index(0)
-        while gl.load(ready_ptr, volatile=True) < 1:
-            pass
-        if SLIP != "no acquire":
-            gl.atomic_add(ready_ptr, 0, sem="acquire")
-        if SLIP != "no fence of the reader":
-            fence_global()
-        mbarrier.expect(bar, 512)
-        load_tile(values_desc, [0, 0], bar, tile)
-        mbarrier.wait(bar, 0)
-        gl.store(out_ptr + at, tile.load(LAYOUT))
-
-
-def handed_to_bulk(slip="", seed=0):
-    values, out, ready = torch.full((8, 16), torch.nan), torch.zeros(8, 16), torch.zeros(1, dtype=torch.int32)
-    desc = TensorDescriptor.from_tensor(values, [8, 16], gl.NVMMASharedLayout.get_default_for([8, 16], gl.float32))
-    run(hand_to_bulk, (2,), values, desc, out, ready, slip, seed=seed, at_once=2)
-    return out
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_threads_stored_is_loaded_in_bulk(seed):
-    assert torch.equal(handed_to_bulk(seed=seed).flatten(), torch.arange(128.0))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("slip", "mistake"), [
-    ("no fence of the writer", MissingFence), ("no fence of the reader", MissingFence), ("no release", Race),
-    ("no acquire", Race)])
-def test_a_slip_before_a_bulk_load_is_found_under_every_seed(slip, mistake, seed):
-    with pytest.raises(mistake):
-        handed_to_bulk(slip, seed)
 
 
 @gluon.jit

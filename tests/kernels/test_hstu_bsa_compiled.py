@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
@@ -148,7 +147,7 @@ def test_workspace_is_what_the_docs_say(name):
     config = hstu_bsa.default_config(p, (9, 0))
     _, ring = hstu_bsa_plan.in_flight(p, config)
     numbers = {"I": p.item, "B": p.block_size, "S": p.block_counts, "D": p.attn_dim, "Dv": p.linear_dim,
-               "T": p.keys, "sequences": p.batch, "N": p.max_seqlen, "rows": config.list_rows, "ring": ring,
+               "N": p.max_seqlen, "rows": config.list_rows, "ring": ring,
                "pairs": hstu_bsa_plan.pairs_of_pass(p, p.attn_dim, config)}
     tokens = p.queries * p.heads
     saved, forward = hstu_bsa_plan.saved_shapes(p, config), hstu_bsa_plan.forward_shapes(p, config)
@@ -161,7 +160,6 @@ def test_workspace_is_what_the_docs_say(name):
         "means": size(saved, "means_k", "means_v") / tokens,
         "lists": (size(saved, "entries", "starts") + size(forward, "ranks", "counts", "tiles")) / tokens,
         "partial rows": size(forward, "partial"),
-        "counters": size(hstu_bsa_plan.select_shapes(p, SelectCut(pools=True)), "drawn"),
         "gradients of means": size(backward, "dmeans_k", "dmeans_v") / tokens,
         "lists in order": size(backward, "pieces", "ordered") / tokens,
         "partial gradients": size(backward, "partial_dq", "partial_dgate"),

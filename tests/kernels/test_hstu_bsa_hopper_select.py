@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from attnbench.kernels import hstu_bsa_hopper_select as hopper
 from attnbench.kernels.hstu_bsa import BsaTensors, problem_of
 from attnbench.kernels.hstu_bsa_forward import allocate
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault, select_shapes
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
 from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
 from attnbench.kernels.hstu_bsa_plan import BsaConfig, saved_shapes
 from attnbench.workloads.base import Draw
@@ -26,16 +26,12 @@ CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 
         "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
         "tallest": SMALL | {"rows": 128}, "first": SMALL | {"beside": False},
         "wide": SMALL | {"blocks": 64}, "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
-        "joint": SMALL | {"groups": 2, "joint": True, "sharing": 2},
-        "joint-stripes": SMALL | {"groups": 2, "joint": True, "rows": 128},
         "widest": SMALL | {"blocks": 128, "groups": 2}}
 CASES = {
     "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "tallest", "wide"),
     "one-of-each-length": ({"batch": 6, "lengths": "0:1:31:33:32:200"}, "two", "three"),
     "no-whole-block": ({"batch": 3, "seqlen": 31, "lengths": "31:0:7", "block_counts": 1}, "two", "alone"),
     "one-block-and-no-more": ({"seqlen": 64, "lengths": "32:64", "block_counts": 2}, "tall", "three"),
-    "more-sequences-than-lanes": ({"batch": 70, "seqlen": 70, "lengths": ":".join(["70", "0", "0", "3", "0"] * 14),
-                                   "block_counts": 3}, "few", "two"),
     "several-jobs": ({"batch": 3, "lengths": "300:140:260", "nheads": 2}, "few", "tall"),
     "gates-of-three": ({"local_window": 70, "lengths": "300:90"}, "tall", "wide"),
     "no-gates": ({"gates": False, "lengths": "300:65"}, "three", "tall"),
@@ -45,9 +41,6 @@ CASES = {
     "cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40}, "tallest", "few"),
     "local-alone": ({"block_counts": 1}, "first", "wide"),
     "one-other": ({"block_counts": 2}, "three", "two"),
-    "joint": ({"lengths": "300:33"}, "joint", "joint-stripes"),
-    "joint-cached-window": ({"batch": 3, "lengths": "290:210:141", "delta_q": 140, "local_window": 40},
-                            "joint-stripes", "joint"),
     "many-others": ({"block_counts": 8, "seqlen": 500, "lengths": "500:300", "block_size": 16}, "tall", "wide"),
     "blocks-of-64": ({"block_size": 64, "seqlen": 420, "lengths": "420:129"}, "tall", "wide"),
     "blocks-of-128": ({"block_size": 128, "seqlen": 700, "batch": 1}, "two", "tall"),
@@ -72,9 +65,7 @@ def call_of(case, inputs):
         tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=case.block_size,
         block_counts=case.block_counts, alpha=case.alpha, scaling_seqlen=case.scaling_seqlen,
         local_window=case.local_window, selection=case.selection, pairs=case.pairs)
-    workspace = allocate(saved_shapes(problem, BsaConfig()) | select_shapes(problem, SelectCut(pools=True)),
-                         torch.device("cpu"))
-    workspace["drawn"].fill_(77)
+    workspace = allocate(saved_shapes(problem, BsaConfig()), torch.device("cpu"))
     for name, x in (("means_k", inputs.k), ("means_v", inputs.v)):
         workspace[name].fill_(torch.nan)
         for start, end in zip(inputs.seq_offsets[:-1].tolist(), inputs.seq_offsets[1:].tolist(), strict=True):
@@ -86,13 +77,13 @@ def call_of(case, inputs):
     return tensors.call(problem, BsaConfig(silu="exp"), out, blocks, workspace)
 
 
-def run(case, inputs, cut, *, seed=0, at_once=None):
+def run(case, inputs, cut, *, seed=0):
     """Output and selection."""
-    return run_call(call_of(case, inputs), cut, seed=seed, at_once=at_once)
+    return run_call(call_of(case, inputs), cut, seed=seed)
 
 
-def run_call(call, cut, *, seed=0, at_once=None):
-    with machine_runs(hopper, "hstu_bsa_hopper_select", seed=seed, at_once=at_once):
+def run_call(call, cut, *, seed=0):
+    with machine_runs(hopper, "hstu_bsa_hopper_select", seed=seed):
         select_hopper(call, SelectCut(**cut))
     return call.out, call.blocks
 
@@ -149,22 +140,12 @@ def test_ranked_by_score_and_not_by_its_silu():
     assert run(case, inputs, SMALL)[1][100, 0].tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("cut", ["three", "few", "alone", "tallest"])
-def test_the_same_bits_in_whatever_order_programs_and_their_parts_run(cut):
-    """Who draws a job is another each time."""
-    case = case_of(batch=4, lengths="300:0:170:65", local_window=40)
-    inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
-    first, *others = (run(case, inputs, CUTS[cut], seed=seed, at_once=at_once)
-                      for seed, at_once in enumerate([None, 1, 2, 5]))
-    assert all(torch.equal(mine, its) for other in others for mine, its in zip(first, other, strict=True))
-
-
-@pytest.mark.parametrize("rows", [64, 128])
-def test_joint_warpgroups_have_the_bits_of_separate_ones(rows):
+@pytest.mark.parametrize("cut", ["three", "few", "tallest"])
+def test_the_same_bits_in_whatever_order_its_parts_run(cut):
     case = case_of(lengths="300:170", local_window=40)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
-    first, joint = (run(case, inputs, SMALL | {"groups": 2, "rows": rows, "joint": joint}) for joint in (False, True))
-    assert all(torch.equal(mine, its) for mine, its in zip(first, joint, strict=True))
+    first, *others = (run(case, inputs, CUTS[cut], seed=seed) for seed in range(4))
+    assert all(torch.equal(mine, its) for other in others for mine, its in zip(first, other, strict=True))
 
 
 def test_a_sequence_of_nan_leaves_its_neighbours_alone():
@@ -221,11 +202,6 @@ FAULTS = [
     ({"shared": True}, {}, "each head alone"),
     ({"dtype": torch.float16, "max_seqlen": 2**18}, {}, "for 8192 blocks"),
     ({}, {"groups": 4}, "2 or 3 warpgroups"),
-    ({}, {"joint": True}, "joins two warpgroups, not 3"),
-    ({}, {"groups": 2, "sharing": 2}, "no 2 programs an SM; 1, or 2 of joint"),
-    ({}, {"groups": 2, "joint": True, "sharing": 2, "blocks": 32, "stages": 3}, "no registers for 64x32 tiles"),
-    ({"attn_dim": 64, "linear_dim": 64}, {"groups": 2, "joint": True, "sharing": 2, "blocks": 32, "stages": 12},
-     "takes 258 KiB of shared memory"),
     ({}, {"blocks": 16}, "tiles of 16 means"),
     ({}, {"stages": 0}, "no stage"),
     ({}, {"stages": 5}, "shared memory; at most 226"),

@@ -49,12 +49,10 @@ class HstuBsaTriton(OurTriton):
         """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
         yield Config("ws", {"select": {}, "attend": {}})
         yield Config("passes", {"schedule": "passes"})
-        cuts = {f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws{_said_of(others)}":
-                {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages, **others}
-                for groups, rows, blocks, stages, others in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]}
-        yield Config("ws-pools", {"select": next(cut for cut in cuts.values() if "pools" in cut), "attend": {}})
-        for short, cut in cuts.items():
-            yield Config(short, {"select": cut})
+        for groups, rows, blocks, stages, beside in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]:
+            yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws" + "-first" * (not beside),
+                         {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages,
+                                     "beside": beside}})
         for word, name, value in _HOPPER_ATTEND:
             yield Config(f"{word}{value:g}-ws", {"attend": {name: value}})
         yield Config("keep-ws", {"attend": {"keep": True}})
@@ -85,38 +83,19 @@ _NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 
 
-def _pools(blocks: int, **others: Any) -> dict[str, Any]:
-    return {"pools": True, "pool_stages": blocks, **others}
-
-
-_FIRST, _JOINT, _JOINT2 = {"beside": False}, {"joint": True}, {"joint": True, "sharing": 2}
-# Warpgroups, rows of each, means of a tile, stages, and what is said behind; over 64 dims, and up to them.
-_HOPPER_SELECT: tuple[tuple[tuple[int, int, int, int, dict[str, Any]], ...], ...] = (
-    ((3, 64, 64, 4, {}), (3, 64, 64, 4, _FIRST), (3, 64, 32, 8, {}), (2, 64, 64, 5, {}), (2, 128, 32, 5, {}),
-     (2, 64, 32, 8, _JOINT), (2, 128, 32, 5, _JOINT), (3, 64, 32, 6, _pools(2)), (3, 64, 32, 5, _pools(3)),
-     (3, 64, 32, 6, _pools(2, ahead_mib=24.0)), (2, 64, 32, 8, _JOINT | _pools(2)),
-     (2, 128, 32, 4, _FIRST | _JOINT | _pools(2))),
-    ((3, 128, 32, 8, {}), (3, 128, 32, 8, _FIRST), (3, 64, 32, 16, {}), (2, 128, 32, 16, {}),
-     (2, 128, 32, 16, _JOINT), (2, 64, 32, 8, _JOINT2), (3, 128, 32, 8, _pools(4)),
-     (3, 128, 32, 8, _pools(4, ahead_mib=24.0)), (2, 128, 32, 12, _JOINT | _pools(4)),
-     (2, 64, 32, 6, _JOINT2 | _pools(2))))
+# Warpgroups, rows of each, means of a tile, stages, ranking beside products; over 64 dims, and up to them.
+_HOPPER_SELECT = (((3, 64, 64, 4, True), (3, 64, 64, 4, False), (3, 64, 32, 8, True), (2, 64, 64, 5, True),
+                   (2, 64, 64, 5, False), (2, 128, 32, 5, True)),
+                  ((3, 128, 32, 8, True), (3, 128, 32, 8, False), (3, 64, 32, 16, True), (3, 64, 64, 8, False),
+                   (2, 128, 32, 16, True), (2, 64, 64, 8, False)))
 _HOPPER_ATTEND = (("stages", "stages", 2), ("ring", "ring_mib", 12.0), ("ring", "ring_mib", 32.0),
                   ("step", "step_mib", 3.0), ("step", "step_mib", 12.0), ("rows", "job_rows", 16), ("jobs", "jobs", 8))
-
-
-def _said_of(others: Mapping[str, Any]) -> str:
-    """Words of a cut of the selection beyond its sizes."""
-    joint = f"-joint{others['sharing']}" if "sharing" in others else "-joint" * ("joint" in others)
-    pools = f"-pools{others['pool_stages']}" if "pools" in others else ""
-    ahead = f"-ahead{others['ahead_mib']:g}" if "ahead_mib" in others else ""
-    return "-first" * ("beside" in others) + joint + pools + ahead
 
 
 def _said(config: BsaConfig) -> str:
     """Which kernels run, as a launch notes it."""
     attend = "for Hopper" if config.attend else f"schedule {config.schedule}"
-    select = "for Hopper, which makes the means" if config.pools else "for Hopper" if config.select else "portable"
-    return f"select {select}, attend {attend}"
+    return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
 
 
 class _Session(Buffers):
@@ -179,8 +158,7 @@ class _Session(Buffers):
 
         from attnbench.kernels import hstu_bsa_forward as parts
 
-        names = ("pool",) * (not self.call.config.pools) + ("select", "lists", "attend")
-        return {name: partial(getattr(parts, name), self.call) for name in names}
+        return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
 
     def results(self) -> Mapping[str, Tensor]:
         return {"out": self.call.out, "blocks": self.call.blocks}

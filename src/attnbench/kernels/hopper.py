@@ -57,19 +57,6 @@ else:
             _semantic._convert_to_ir_values(coord, require_i64=False), src.handle)
 
 
-@builtin
-@no_type_check
-def fence_global(_semantic=None) -> None:
-    """Between stores of threads to global memory and bulk loads of what they wrote.
-
-    Who stored calls it before he releases, and who loads after he has acquired; fence_async_shared covers shared memory
-    alone.
-    """
-    zero = _semantic.to_tensor(0)
-    gl.inline_asm_elementwise("fence.proxy.async.global; mov.b32 $0, $1;", "=r,r,~{memory}", [zero], gl.int32, False, 1,
-                              _semantic=_semantic)
-
-
 @gluon.jit
 @no_type_check
 def ring_of(desc, STAGES: gl.constexpr, READERS: gl.constexpr):

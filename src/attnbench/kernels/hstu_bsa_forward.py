@@ -116,8 +116,7 @@ def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.devi
 
 def forward(call: BsaCall) -> None:
     """Launch it all: out and blocks are written."""
-    if not call.config.pools:
-        pool(call)
+    pool(call)
     select(call)
     lists(call)
     attend(call)
@@ -135,7 +134,7 @@ def pool(call: BsaCall) -> None:
 
 
 def select(call: BsaCall) -> None:
-    """Compressed, local and sliding branches into out, and the blocks of each query; the means too where it pools."""
+    """Compressed, local and sliding branches into out, and the blocks of each query."""
     p, c = call.problem, call.config
     if c.select:
         select_hopper(call, c.select)

@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from attnbench.kernels.hstu_bsa_plan import BsaProblem, Shapes
+    from attnbench.kernels.hstu_bsa_plan import BsaProblem
 
 SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
-REGISTERS = {(2, 1): (240, 24), (3, 1): (160, 24), (2, 2): (104, 24)}
-"Of each thread of so many warpgroups, and of the loader beside them, where so many programs share an SM."
-POOLED = {(2, 1): (224, 56), (3, 1): (152, 56), (2, 2): (88, 56)}
-"The same where the loader has warps beside it that make means."
-SHARED_LAUNCH = 80
-"Of each thread of a program that shares its SM, to begin with."
-APART = 32
-"Between counters, each of which has a line of the L2 of its own."
-ITEM_ROWS = 128
-"Keys of a head whose means are made together."
-HELD = {(2, 1): 176, (3, 1): 112, (2, 2): 56}
+REGISTERS = {2: 240, 3: 160}
+"Of each thread of so many warpgroups beside the loader."
+HELD = {2: 176, 3: 112}
 """Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
 wait for one another."""
 
@@ -43,43 +35,15 @@ class SelectCut:
     "means, or keys nearby, of a tile: 32, 64 or 128"
     stages: int = 4
     "tiles of each kind in flight"
-    joint: bool = False
-    "the two warpgroups go step by step, and their code is there once: an SM's cache of it is small"
-    sharing: int = 1
-    "programs of joint warpgroups on an SM, which have its cache of code between them: 1 or 2"
     beside: bool = True
     "rank while the product with the values runs, or before it is issued"
     jobs: int | None = None
-    "of a program, if each draws as many; None: a program an SM"
-    pools: bool = False
-    "the means are made beside it, by warps of its own; else they are there before"
-    pool_stages: int = 2
-    "blocks of keys and of values in flight for that"
-    ahead_mib: float = 12.0
-    """keys and values whose means may be made before a job that needs them is drawn: few are in the L2 still when they
-    are read as keys nearby, many let nobody wait"""
+    "of a program; None: a program an SM has its share of all"
 
-    def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
-        """Shared memory for tiles of so many columns of 16-bit numbers, up to a KiB of barriers beside it."""
+    def shared_bytes(self, block_d: int, block_v: int) -> int:
+        """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
         outs = block_v if block_v != block_d else 0
-        queries, keys = self.groups * self.rows * (2 * block_d + outs), self.stages * self.blocks * (block_d + block_v)
-        pools = 2 * self.pool_stages * block_size * max(block_d, block_v) if self.pools else 0
-        # Barriers come to more than other kernels have.
-        return 2 * (queries + keys + pools) + (640 if self.pools else 128)
-
-    @property
-    def warps(self) -> int:
-        """Warps of a partition that selects."""
-        return 8 if self.joint else 4
-
-    def registers(self) -> tuple[int, int]:
-        """Of each thread of its warpgroups, and of the warps beside them."""
-        return (POOLED if self.pools else REGISTERS)[self.groups, self.sharing]
-
-    def ahead(self, problem: BsaProblem) -> int:
-        """Jobs before the first that needs an item, when it may be drawn."""
-        each = self.rows * self.groups * (problem.attn_dim + problem.linear_dim) * problem.item
-        return int(self.ahead_mib * 2**20) // each
+        return 2 * (self.groups * self.rows * (2 * block_d + outs) + self.stages * self.blocks * (block_d + block_v))
 
     def held(self, block_v: int) -> int:
         """Registers of a thread for the sums, scores and weights of such values."""
@@ -87,13 +51,7 @@ class SelectCut:
 
     def programs(self, jobs: int, count: int) -> int:
         """Programs for so many jobs on a card of `count` SMs."""
-        return min(jobs, self.sharing * count) if self.jobs is None else -(-jobs // self.jobs)
-
-
-def select_shapes(problem: BsaProblem, cut: SelectCut) -> Shapes:
-    """Workspace that `select_hopper` needs beside means."""
-    made = problem.keys // ITEM_ROWS + problem.batch if cut.pools else 0
-    return {"drawn": ((2 * APART + made,), torch.int32)}
+        return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
 
 
 def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, int] | None) -> str | None:
@@ -104,22 +62,16 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
         cut: of the kernel.
         capability: of the card; None: not asked.
     """
-    p, kind = problem, (cut.groups, cut.sharing)
-    # An SM keeps a KiB of each program's.
-    shared = cut.sharing * (cut.shared_bytes(p.block_d, p.block_v, p.block_size) + 2048) - 2048
-    return first_fault(p, capability, shared, (
+    p = problem
+    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v), (
         (p.has_targets, "knows no targets"),
         (p.pairs, "knows no pairs"),
         (p.shared, "selects for each head alone"),
         (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
-        (cut.groups not in (2, 3) or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+        (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
         (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
-        (cut.joint and cut.groups != 2, f"joins two warpgroups, not {cut.groups}"),
-        (cut.sharing != 1 and not (cut.joint and cut.sharing == 2),
-         f"has no {cut.sharing} programs an SM; 1, or 2 of joint warpgroups"),
-        (min(cut.stages, cut.pool_stages) < 1, "has no stage; at least 1"),
-        (cut.ahead_mib < 0, f"cannot be {cut.ahead_mib} MiB ahead; 0 or more"),
-        (cut.held(p.block_v) > HELD.get(kind, 0),
+        (cut.stages < 1, "has no stage; at least 1"),
+        (cut.held(p.block_v) > HELD.get(cut.groups, 0),
          f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
     ))
 

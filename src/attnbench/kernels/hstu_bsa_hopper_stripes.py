@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each (two joint ones: 128): one or two.
+"""What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each: one or two.
 
 With two the scores of both are issued at once, and what is worked out of one runs beside the products of the other; the
 tile is waited for and given back once.  Of the keys nearby each stripe sees its own.
@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from attnbench.kernels.hopper import flat, give_back, place_of, store_tile, sync_warps, take, wait_tile
+from attnbench.kernels.hopper import ROWS, flat, give_back, place_of, store_tile, sync_warps, take, wait_tile
 from attnbench.kernels.hstu_bsa_hopper_topk import (
     NOTHING,
     fold_keys,
@@ -28,37 +28,9 @@ from attnbench.kernels.hstu_dense_tiles import silu
 
 @gluon.jit
 @no_type_check
-def pass_over(ring, count, unseen):
-    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
-    for _index in range(unseen):
-        wait_tile(ring, count)
-        give_back(ring, count)
-        count += 1
-    return count
-
-
-@gluon.jit
-@no_type_check
-def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOOP: gl.constexpr):
-    """A warpgroup's tiles of queries, which have been waited for; of one loop.
-
-    Where loops read one tile, the assembler of CUDA 12.8 keeps half of its descriptor in front of the first of them,
-    behind the branch that passes over it, and the others read what happens to be there.  A number that is zero, which
-    the compiler does not know, makes of it another tile for each.
-    """
-    qs = ()
-    for i in gl.static_range(MINE):
-        qs = qs + (flat(q_rings[FIRST + i][0].index(turn % 2 + LOOP * zero)),)
-    return qs
-
-
-@gluon.jit
-@no_type_check
 def issue_scores(q, k, BLOCKS: gl.constexpr):
     """Issue the product of a stripe's queries and a tile of keys."""
-    ROWS: gl.constexpr = q.shape[0]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, BLOCKS, 16])
-    none = gl.zeros([ROWS, BLOCKS], gl.float32, SCORES)
+    none = gl.zeros([ROWS, BLOCKS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16]))
     return warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
 
 
@@ -83,7 +55,7 @@ def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.const
         if MASKED:
             own, place = parted_columns(scores)
             keys = gl.where(place < limit[:, None] - start - own, keys, NOTHING)
-        best = fold_keys(best, keys, scores.shape[0], BLOCKS)
+        best = fold_keys(best, keys, ROWS, BLOCKS)
     return best
 
 
@@ -142,15 +114,15 @@ def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl
 @no_type_check
 def store_stripe(acc, best, place, out_desc, scale, blocks_ptr, row, job, heads, BLOCK_SIZE: gl.constexpr,
                  COUNTS: gl.constexpr, BITS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Let the stripe of rows from `row` leave by way of `place`, and write their blocks."""
-    head, query_start, keys, first_query, queries, _start = job
+    """Let the 64 rows from `row` leave by way of `place`, and write their blocks."""
+    head, _key_start, query_start, keys, first_query, queries, _start = job
     flat(place).store((acc * scale).to(out_desc.dtype))
     fence_async_shared()
     sync_warps()
     store_tile(out_desc, place_of(query_start, queries, row, head), place)
     chosen = merge_owners(best)
     LISTED: gl.constexpr = gl.SliceLayout(1, LAYOUT) if COUNTS == 1 else chosen[0].type.layout
-    rows = row + gl.arange(0, acc.shape[0], LISTED)
+    rows = row + gl.arange(0, ROWS, LISTED)
     _position, _stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
     store_blocks(blocks_ptr + (query_start.to(gl.int64) * heads + head) * COUNTS, chosen, rows, local, rows < queries,
                  COUNTS, BITS, heads * COUNTS)

@@ -18,7 +18,7 @@ import torch
 
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as HOPPER_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault, attend_shapes
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault, select_shapes
+from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
 
 SCHEDULES = ("ticket", "passes")
 
@@ -93,11 +93,6 @@ class BsaConfig:
     "partial rows of as many slots less one are asked for ahead there"
     silu: str = "tanh"
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
-
-    @property
-    def pools(self) -> bool:
-        """Whether what selects makes the means too."""
-        return self.select is not None and self.select.pools
 
     @property
     def list_rows(self) -> int:
@@ -321,12 +316,11 @@ def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
 
 
 def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
-    """Workspace of the forward alone: counters, sorting, and partial rows."""
+    """Workspace of the forward alone: sorting, and partial rows."""
     p, lists = problem, problem.list_heads
-    shapes: Shapes = select_shapes(p, config.select) if config.select else {}
     if not p.others:
-        return shapes
-    shapes |= {
+        return {}
+    shapes: Shapes = {
         "ranks": ((lists, p.queries * p.others), torch.int32),
         "counts": ((lists, p.count_rows), torch.int32),
         "tiles": ((lists, p.tile_rows(config.list_rows), 3), torch.int32),

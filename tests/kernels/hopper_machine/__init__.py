@@ -13,7 +13,7 @@ A kernel's mistake is an error of `mistakes`:
     Race           two accesses to shared memory, one a write, of which no barrier or wait puts one first: a tile
                    loaded, stored or added from while something else may be using it.  Found whatever the order
                    they happened to run in, as `schedule.Task` tells.
-    MissingFence   a product or bulk copy reads what threads wrote, and nobody fenced who knew of it
+    MissingFence   a product or bulk store reads what threads wrote, and nobody fenced who knew of it
     TooEarly       a result or accumulator of an asynchronous product used before it is waited for
     BarrierMisuse  used before init, made twice, more arrivals or bytes than it takes
     Unfinished     products, stores or loads that nobody waits for, expected bytes that never come
@@ -24,13 +24,12 @@ parity has ended (a fresh barrier passes parity 1), `expect` is an arrival too. 
 operands lose 13 bits as in tf32.
 
 Programs run one after the other, or with `at_once` some at a time, each started when there is room.  Then a Race is
-also two accesses to global memory, by pointers or bulk loads, one a write, that nothing orders: between programs that
-is an atomic which releases and one which acquires there; and who loads in bulk what threads stored needs a fence of
-theirs and one of its own.  Volatile loads are relaxed.  Who looks for a counter to change, by
+also two accesses by pointers to global memory, one a write, that nothing orders: between programs that is an atomic
+which releases and one which acquires there.  Volatile loads are relaxed.  Who looks for a counter to change, by
 volatile loads or atomics of 0, waits until it does.
 
 What it does not see: layouts (the compiler checks those), registers, time, bank conflicts, how threads of one
-partition get along (it is one actor; barriers among its warps do nothing), and the order of bulk stores in global
+partition get along (it is one actor; barriers among its warps do nothing), and the order of bulk copies in global
 memory.  Of one address written through pointers by several lanes the last one counts.  Integers past 32 bits are an
 error, in tiles they wrap around; scalar floats have 64 bits, tiles their own type.  Inline assembly, and whatever
 else has no stand-in, is `Unsupported`.

@@ -68,7 +68,7 @@ def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, at_once: int | None
         values: arguments: CPU tensors, host descriptors of them, numbers, tuples of these.
         seed: of the interleaving.
         at_once: how many programs run at a time, each started when one of them is over; then global memory is watched
-            too, but for bulk stores.  None: one after the other, and it is not.
+            too, but for bulk copies.  None: one after the other, and it is not.
         named: arguments by name; options of the compiler, of which only num_warps means something here.
 
     Raises:
@@ -142,8 +142,8 @@ class _Program:
         }
         of_machine = [(getattr(module, name), stand_in) for module, those in mine.items()
                       for name, stand_in in those.items() if hasattr(module, name)]
-        # These are attnbench.kernels.hopper's own: Triton 3.6 has no name for the reduction, and none for the fence.
-        return Names(pure + of_machine, {"add_tile": moves.add, "fence_global": outside.fence})
+        # Triton 3.6 has no name for the reduction; ours is attnbench.kernels.hopper's.
+        return Names(pure + of_machine, {"add_tile": moves.add})
 
     def _program_id(self, axis: int) -> Int:
         return Int(self._place[axis])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import language
-from .mistakes import MissingFence, Race, Unsupported
+from .mistakes import Race, Unsupported
 from .schedule import Schedule, Task
 from .tiles import Pointer, Tile
 
@@ -30,16 +30,14 @@ class _Storage:
 
 
 class Watched:
-    """What programs that run at once did to global memory by pointers and bulk loads; bulk stores are not seen."""
+    """What programs that run at once have done to global memory by pointers; bulk copies are not seen."""
 
     def __init__(self) -> None:
         self.storages: dict[int, _Storage] = {}
-        self.sent = 0
-        "stores behind which their task has fenced"
 
-    def of(self, tensor: torch.Tensor) -> _Storage:
-        storage = tensor.untyped_storage()
-        return self.storages.setdefault(storage.data_ptr(), _Storage(storage.nbytes() // tensor.element_size()))
+    def of(self, pointer: Pointer) -> _Storage:
+        at = pointer.flat.untyped_storage().data_ptr()
+        return self.storages.setdefault(at, _Storage(len(pointer.flat)))
 
 
 class Outside:
@@ -70,8 +68,7 @@ class Outside:
         if self.watched is not None:
             self.schedule.pause()
             at, wanted = pointer.places(mask)
-            task = self.schedule.task
-            task.stored |= self._touch(pointer.flat, at[wanted], "store", "write", ("read", "write", "atomic"))
+            self._touch(pointer, at[wanted], "store", "write", ("read", "write", "atomic"))
         language.store(pointer, value, mask)
 
     def atomic_add(self, pointer: Pointer, val: Any, mask: Any = None, sem: str | None = None,
@@ -87,9 +84,9 @@ class Outside:
             self.schedule.pause()
         else:
             self._poll("atomic", pointer, places)
-        self._touch(pointer.flat, places, "atomic", "atomic", ("read", "write"))
+        self._touch(pointer, places, "atomic", "atomic", ("read", "write"))
         acquires, releases = ORDERS[sem or "acq_rel"]
-        released, task = self.watched.of(pointer.flat).released, self.schedule.task
+        released, task = self.watched.of(pointer).released, self.schedule.task
         for place in places.flatten().tolist():
             if acquires:
                 task.known |= released.get(place, 0)
@@ -100,34 +97,7 @@ class Outside:
     def read(self, pointer: Pointer, places: torch.Tensor, what: str) -> None:
         """Note that the running task reads."""
         if self.watched is not None:
-            self._touch(pointer.flat, places, what, "read", ("write", "atomic"))
-
-    def fence(self) -> None:
-        """`hopper.fence_global`: of stores the task did, and of those it knows of."""
-        if self.watched is not None:
-            self.schedule.pause()
-            self.watched.sent |= self.schedule.task.stored
-            self.schedule.task.fenced |= self.schedule.task.known
-
-    def bulk_read(self, tensor: torch.Tensor) -> None:
-        """Note that the running task loads a part of a tensor in bulk.
-
-        Raises:
-            MissingFence: of what threads stored there, and either they or this task did not fence.
-        """
-        if self.watched is None:
-            return
-        places = torch.tensor(tensor.storage_offset())
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            places = places[..., None] + torch.arange(size) * stride
-        task, storage = self.schedule.task, self.watched.of(tensor)
-        for (kind, who), events in storage.events.items():
-            numbers = events[places].unique().tolist() if kind == "write" else ()
-            for number in filter(None, numbers):
-                if task.known >> number & 1 and not (task.fenced & self.watched.sent) >> number & 1:
-                    raise MissingFence(f"{task.name}: bulk load of global memory, and not both sides called "
-                                       f"fence_global between that and the store there by {who.name}")
-        self._touch(tensor, places, "bulk load", "read", ("write", "atomic"))
+            self._touch(pointer, places, what, "read", ("write", "atomic"))
 
     def _poll(self, what: str, pointer: Pointer, places: torch.Tensor) -> None:
         """Let others run; who saw the same values the last time, and did nothing since, waits until they change."""
@@ -140,9 +110,9 @@ class Outside:
                             lambda: f"global memory to change at {places.tolist()}, where it is {seen}")
         task.polled = (looks, flat[places].tolist())
 
-    def _touch(self, flat: torch.Tensor, places: torch.Tensor, what: str, kind: str, after: tuple[str, ...]) -> int:
-        """Note an access, and demand that those of the kinds `after` by others are known to be over; its bit."""
-        task, storage = self.schedule.task, self.watched.of(flat)
+    def _touch(self, pointer: Pointer, places: torch.Tensor, what: str, kind: str, after: tuple[str, ...]) -> None:
+        """Note an access, and demand that those of the kinds `after` by others are known to be over."""
+        task, storage = self.schedule.task, self.watched.of(pointer)
         for (other, who), events in storage.events.items():
             if who is not task and other in after:
                 for number in events[places].unique().tolist():
@@ -152,4 +122,3 @@ class Outside:
         bit = self.schedule.event()
         storage.of(kind, task)[places] = bit.bit_length() - 1
         task.known |= bit
-        return bit

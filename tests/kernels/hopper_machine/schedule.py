@@ -37,10 +37,6 @@ class Task:
     "accesses of the threads' own asynchronous copies that are in flight, or that no barrier and no group has yet"
     groups: list = field(default_factory=list)
     "the same by groups, oldest first, until they are waited for"
-    stored: int = field(default=0, repr=False)
-    "bits of its stores to global memory"
-    fenced: int = field(default=0, repr=False)
-    "what it knew when it last fenced for bulk loads of global memory"
     polled: Any = None
     "what it last saw where it looks for a counter to change, and did nothing else since"
     thread: Any = field(default=None, repr=False)

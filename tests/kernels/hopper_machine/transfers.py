@@ -108,8 +108,6 @@ class Transfers:
         access = result.memory.touch(result, "bulk load", write=True, threads=False)
         access.over = False
         self.landed |= access.bit
-        if found:
-            self.outside.bulk_read(found[0])
 
         def land() -> None:
             result.data.fill_(desc.outside)
