@@ -179,13 +179,13 @@ def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, mo
     x = change(torch.zeros(2, 40, 2, 64, dtype=torch.bfloat16))
     offsets = {"cu_seqlens_q": torch.tensor([0, 40, 80], dtype=torch.int32), "max_seqlen_q": 40}
     problem = kernels.problem_of(x, x, x, **(offsets if x.dim() == 3 else {}))
-    assert kernels.default_forward(x, x, x, problem).order == ("pp" if hopper else "plain")
+    assert kernels.default_forward(x, x, x, problem).order == ("ws" if hopper else "plain")
     assert (kernels.default_backward(x, x, x, problem).order == "ws") == hopper
     assert kernels.default_backward(x, x, x, problem, deterministic=True).deterministic
 
 
 @pytest.mark.parametrize(("dims", "forward", "backward"), [
-    ((128, 96), "pp", "ws"), ((128, 64), "plain", "ws"), ((256, 256), "pp", "early"), ((60, 60), "plain", "early"),
+    ((128, 96), "ws", "ws"), ((128, 64), "plain", "ws"), ((256, 256), "ws", "early"), ((60, 60), "plain", "early"),
     ((16, 16), "plain", "ws"), ((64, 60), "plain", "early")])
 def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backward, monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash")

@@ -172,18 +172,19 @@ def test_defaults_are_valid_on_their_cards():
         assert ("card" in row) == ("date" in row)
 
 
-@pytest.mark.parametrize(("dim", "causal", "others"), [
-    (40, "m128n128w8s3-tma-pp-persistent", "m128n128w8s3-tma-pp-persistent"),
-    (64, "m128n128w8s3-tma-pp-persistent", "m128n128w8s3-tma-pp-persistent"),
-    (96, "m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent"),
-    (128, "m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent"),
-    (256, "m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-persistent")])
-def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others):
+NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m192n128w12s3-tma-ws-persistent"
+LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
+
+
+@pytest.mark.parametrize(("dim", "causal", "others", "short"), [
+    (40, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT), (64, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
+    (96, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
+    (128, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"), (256, WIDE, WIDE, WIDE)])
+def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others, short):
     given_ = (9, 0), 2, dim
     assert forward_config(*given_, 4096, right=True, hopper=True).short == causal
     assert forward_config(*given_, 4096, right=False, hopper=True).short == others
-    # At 128 dims short rows are persistent under any mask.
-    assert forward_config(*given_, 2048, right=True, hopper=True).short == (others if dim <= 128 else causal)
+    assert forward_config(*given_, 1024, right=True, hopper=True).short == short
     for capability, item_bytes, hopper in (((9, 0), 2, False), ((9, 0), 4, True), ((10, 0), 2, True),
                                            ((8, 0), 2, True), ((0, 0), 2, True)):
         assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"
