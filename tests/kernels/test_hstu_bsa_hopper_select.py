@@ -14,7 +14,7 @@ from attnbench.kernels.hstu_bsa import BsaTensors, problem_of
 from attnbench.kernels.hstu_bsa_forward import allocate
 from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
 from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, saved_shapes
+from attnbench.kernels.hstu_bsa_plan import BsaConfig, default_config, saved_shapes
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
 from attnbench.workloads.hstu.inputs import make_inputs
@@ -204,8 +204,8 @@ FAULTS = [
     ({}, {"groups": 4}, "2 or 3 warpgroups"),
     ({}, {"blocks": 16}, "tiles of 16 means"),
     ({}, {"stages": 0}, "no stage"),
-    ({}, {"stages": 5}, "shared memory; at most 226"),
-    ({}, {"rows": 128}, "no registers for 128x64 tiles and 128 dims"),
+    ({}, {"stages": 9}, "shared memory; at most 226"),
+    ({}, {"rows": 128}, "no registers for 128x32 tiles and 128 dims"),
 ]
 
 
@@ -229,3 +229,15 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     odd = torch.empty(280, 1, 20, dtype=torch.bfloat16)[:, :, :16]
     with pytest.raises(ValueError, match=r"^select_hopper: v\.stride=\(20, 20, 1\) is no multiple of 16 bytes; "):
         run_call(replace(call_of(case, inputs), v=odd), SMALL)
+
+
+def test_the_default_is_for_hopper_where_it_can_run():
+    problem = call_of(case_of(attn_dim=128, linear_dim=128), make_inputs(
+        case_of(attn_dim=128, linear_dim=128), seed=1, kind="zeros", device="cpu")).problem
+    for changes, capability, rows, wanted in (
+            ({}, (9, 0), True, (True, True)), ({}, (9, 0), False, (False, False)), ({}, (10, 0), True, (False, False)),
+            ({}, (0, 0), True, (False, False)), ({"has_targets": True}, (9, 0), True, (False, True)),
+            ({"block_size": 128}, (9, 0), True, (True, False)), ({"block_counts": 1}, (9, 0), True, (True, False)),
+            ({"dtype": torch.float32}, (9, 0), True, (False, False))):
+        found = default_config(replace(problem, **changes), capability, rows=rows)
+        assert (found.select is not None, found.attend is not None) == wanted, (changes, capability, rows)

@@ -46,9 +46,9 @@ class HstuBsaTriton(OurTriton):
                 raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
 
     def configs(self, case: Any) -> Iterable[Config]:
-        """Cuts of the two kernels that take most of the time, for Hopper (`ws`) and portable ones."""
+        """Cuts of the two kernels that take most of the time: for Hopper (`ws`), and portable ones."""
+        yield Config("portable", _PORTABLE)
         yield Config("ws", {"select": {}, "attend": {}})
-        yield Config("passes", {"schedule": "passes"})
         for groups, rows, blocks, stages, beside in _HOPPER_SELECT[max(case.attn_dim, case.linear_dim) <= 64]:
             yield Config(f"s{groups * rows}x{blocks}w{4 * groups}s{stages}-ws" + "-first" * (not beside),
                          {"select": {"groups": groups, "rows": rows, "blocks": blocks, "stages": stages,
@@ -56,18 +56,19 @@ class HstuBsaTriton(OurTriton):
         for word, name, value in _HOPPER_ATTEND:
             yield Config(f"{word}{value:g}-ws", {"attend": {name: value}})
         yield Config("keep-ws", {"attend": {"keep": True}})
+        yield Config("passes", {"attend": None, "schedule": "passes"})
         for rows, blocks, warps, registers in _SELECT:
             yield Config(f"s{rows}x{blocks}w{warps}" + f"r{registers}" * bool(registers),
-                         {"select_rows": rows, "select_blocks": blocks, "select_warps": warps,
+                         {"select": None, "select_rows": rows, "select_blocks": blocks, "select_warps": warps,
                           "select_registers": registers})
         for rows, each, warps, registers in _ATTEND + _NARROW * (max(case.attn_dim, case.linear_dim) <= 64):
             yield Config(f"a{rows}x{each}w{warps}" + f"r{registers}" * bool(registers),
-                         {"attend_rows": rows, "tiles_each": each, "attend_warps": warps,
+                         {"attend": None, "attend_rows": rows, "tiles_each": each, "attend_warps": warps,
                           "attend_registers": registers})
         for ahead in (384, 1536):
-            yield Config(f"ahead{ahead}", {"programs_ahead": ahead})
+            yield Config(f"ahead{ahead}", {"attend": None, "programs_ahead": ahead})
         for spare in (0, 3):
-            yield Config(f"spare{spare}", {"spare_pairs": spare})
+            yield Config(f"spare{spare}", {"attend": None, "spare_pairs": spare})
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
@@ -75,6 +76,7 @@ class HstuBsaTriton(OurTriton):
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
 
 
+_PORTABLE = {"select": None, "attend": None}
 # Rows, blocks or tiles of a program, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
 _SELECT = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
 _ATTEND = ((64, 1, 4, 128), (64, 2, 4, 128), (64, 4, 4, 128), (64, 8, 4, 128), (64, 4, 4, None), (128, 2, 8, None),
@@ -119,7 +121,8 @@ class _Session(Buffers):
         kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
                       block_counts=case.block_counts, validate=True)
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
-        config = kernels.changed_config(kernels.default_config(problem, tensors.capability), problem, changes)
+        config = kernels.changed_config(kernels.default_config(problem, tensors.capability, rows=tensors.rows),
+                                        problem, changes)
         if fault := kernels.cut_fault(problem, config, capability=tensors.capability):
             raise Unsupported(f"{HstuBsaTriton.name}: {fault}; another configuration")
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)

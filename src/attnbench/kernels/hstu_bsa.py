@@ -31,6 +31,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attnbench.kernels.hopper import is_rows
 from attnbench.kernels.hstu_bsa_backward import BsaGradients, backward
 from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate, forward, forward_workspace
 from attnbench.kernels.hstu_bsa_plan import (
@@ -72,6 +73,11 @@ class BsaTensors:
     def capability(self) -> tuple[int, int]:
         """Of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
         return torch.cuda.get_device_capability(self.q.device) if self.q.device.type == "cuda" else (0, 0)
+
+    @property
+    def rows(self) -> bool:
+        """Whether the kernels for Hopper can read them."""
+        return all(is_rows(x) or not x.numel() for x in (self.q, self.k, self.v))
 
     def call(self, problem: BsaProblem, config: BsaConfig, out: Tensor, blocks: Tensor,
              workspace: dict[str, Tensor]) -> BsaCall:
@@ -182,7 +188,7 @@ def hstu_bsa_attention(
           selection=selection, config=config, validate=validate)
     problem = problem_of(tensors, **numbers, block_size=block_size, block_counts=block_counts,
                          local_window=local_window, selection=selection, pairs=pairs)
-    config = config or default_config(problem, tensors.capability)
+    config = config or default_config(problem, tensors.capability, rows=tensors.rows)
     return _HstuBsaAttention.apply(q, k, v, gates, tensors, problem, config)
 
 

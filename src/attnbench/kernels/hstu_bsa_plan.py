@@ -48,9 +48,9 @@ class BsaConfig:
     "nearby keys at a time"
     chunk: int = 512
     "entries of a program that sorts them"
-    order_chunk: int = 512
+    order_chunk: int = 256
     "entries of a piece that is put in order by one program, for a backward; a power of two"
-    order_warps: int = 4
+    order_warps: int = 2
     list_warps: int = 4
     attend_rows: int = 64
     "queries of a tile of the selected branch"
@@ -193,12 +193,13 @@ class BsaProblem:
         return self.queries * self.others // rows + self.mean_rows
 
 
-def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfig:
-    """Choose the cut for a problem: of the portable kernels, until a card has passed the tests of those for Hopper.
+def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bool = False) -> BsaConfig:
+    """Choose the cut for a problem.
 
     Args:
         problem: the call.
         capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
+        rows: q, k and v lie as `hopper.is_rows` says: kernels for Hopper can read them, and run where they can.
     """
     values: dict[str, Any] = {}
     if capability == (0, 0) or problem.dtype != torch.bfloat16:
@@ -216,6 +217,9 @@ def default_config(problem: BsaProblem, capability: tuple[int, int]) -> BsaConfi
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
+    cuts: dict[str, Any] = {"select": select_cut(problem), "attend": attend_cut(problem)} if rows else {}
+    values |= {name: cut for name, cut in cuts.items()
+               if cut_fault(problem, BsaConfig(**{name: cut}), capability=capability) is None}
     return BsaConfig(**values, **_backward_cut(problem, capability, size))
 
 
