@@ -293,12 +293,15 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             take(k_ring, 0)  # half of dQ is of all keys
             take(k_ring, 1)
             v = take(v_ring, WHICH)
+            turns = members * (end - begin)
             if BLOCK_M > ROWS:
+                # Else there is a path on which nothing reads it, and its place is overwritten all the same.
+                gl.assume(turns > 0)
                 # There are registers for it, and shared memory is what a step takes longest of.
                 v = v.load(gl.DotOperandLayout(0, SCORES, 2))
             tile = begin
             head = head_kv * members
-            for count in range(members * (end - begin)):
+            for count in range(turns):
                 dk, dv = step(v, dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH,
                               HAS_LEFT, BLOCK_M // ROWS)
                 tile += 1

@@ -271,7 +271,8 @@ def publish(slots, counters, WEIGHED: gl.constexpr):
         weight = gl.to_tensor(1)
         if WEIGHED:
             weight = note_of(weights, slot, 1)
-        mbarrier.arrive(free.index(slot))
         if step >= 0:
+            # Needs both notes: a slot is not free while they are being loaded.  Nobody waits for the end's.
+            mbarrier.arrive(free.index(slot), pred=weight > 0)
             gl.atomic_add(counters + step * SPREAD, weight, sem="release")
         count += 1
