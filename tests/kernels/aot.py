@@ -87,7 +87,7 @@ class Compiled:
     overwritten: Mapping[str, str]
     "registers of it that are written while a product in flight reads them"
     unread: Mapping[str, str]
-    "registers of it, loaded from shared memory, that nothing has read where an mbarrier is told of it"
+    "registers of it, loaded from shared memory, that a warp may wait for where an mbarrier is told or a tile copied"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
@@ -213,10 +213,11 @@ def compile_with(
         if "wrong" in answer:
             raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
         found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
-        wrong = {label: {**one.unset, **one.overwritten} for label, one in found[name].items()
-                 if one.unset or one.overwritten}
+        wrong = {label: faults for label, one in found[name].items()
+                 if (faults := {**one.unset, **one.overwritten, **one.unread})}
         if wrong:
-            raise RuntimeError(f"Triton {name}: read where not written, or written while read: {wrong}")
+            raise RuntimeError(f"Triton {name}: read where not written, unread where given back, or written "
+                               f"while read: {wrong}")
     return found
 
 

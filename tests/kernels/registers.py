@@ -166,33 +166,48 @@ def overwritten(sass: str) -> dict[str, str]:
 
 
 def unread(sass: str) -> dict[str, str]:
-    """Registers loaded from shared memory that nothing has read where a barrier in memory is told, with that line.
+    """Registers loaded from shared memory that a warp may wait for where a tile is given back, with that line.
 
-    Nothing waits for such a load but who reads it: what it reads may be overwritten before it is served.
+    Nothing waits for such a load but who reads one of its registers: what it loads may be overwritten before it is
+    served.  A barrier of the warps does not wait for it either, so each warp has to read before that: one warp tells
+    a barrier in memory, or issues the copy itself.  To expect a copy's bytes gives nothing back.
     """
     code = instructions(sass)
     behind = _paths(code)
-    loaded: list[frozenset[int] | None] = [None] * len(code)
-    loaded[0] = frozenset()
+    brought = [one.written() if one.name.startswith("LDS") else set() for one in code]
+    none: frozenset[int] = frozenset()
+    # Loads that this warp has not read, and those that another may not have read, as of when they met.
+    loads: list[tuple[frozenset[int], frozenset[int]] | None] = [None] * len(code)
+    loads[0] = none, none
     todo = [0]
     found: dict[str, str] = {}
     while todo:
         place = todo.pop()
-        one, now = code[place], loaded[place] or frozenset()
-        if one.name.startswith("SYNCS.ARRIVE"):
-            found.update({f"R{register}": f"{one.at:x}: {one.name}" for register in now})
-        first = one.results if one.name.startswith("LD") else 0
-        named = {int(number) for operand in one.operands[first:] for number in re.findall(r"\bR(\d+)", operand)}
-        wide = 4 if one.name.startswith("HGMMA") else 1
-        now -= {number + more for number in named for more in range(wide)}
-        if one.name.startswith("LDS"):
-            now |= one.written()
+        one, (mine, others) = code[place], loads[place] or (none, none)
+        if one.name.startswith(("SYNCS.ARRIVE.TRANS64.", "UTMALDG")):
+            found.update({f"R{register}": f"{one.at:x}: {one.name}"
+                          for load in mine | others for register in brought[load]})
+        read = _read(one)
+        mine = frozenset(load for load in mine if not brought[load] & read)
+        if brought[place]:
+            mine |= {place}
+        elif one.name.startswith("BAR.SYNC"):
+            others = mine
         for after in behind[place]:
-            both = now | (loaded[after] or frozenset())
-            if both != loaded[after]:
-                loaded[after] = both
+            known = loads[after] or (none, none)
+            both = mine | known[0], others | known[1]
+            if both != loads[after]:
+                loads[after] = both
                 todo.append(after)
     return found
+
+
+def _read(one: Instruction) -> set[int]:
+    """Registers that a line waits for: what it names; a load may be in front of others to where it writes."""
+    first = one.results if one.name.startswith("LD") else 0
+    wide = 4 if one.name.startswith("HGMMA") else 1
+    return {int(number) + more for operand in one.operands[first:] for number in re.findall(r"\bR(\d+)", operand)
+            for more in range(wide)}
 
 
 def _issued(product: Instruction, groups: Groups) -> Groups:

@@ -82,3 +82,20 @@ def test_what_is_given_back_before_its_loads_are_read_is_found():
     assert unread(GIVEN_BACK) == {f"R{number}": "20: SYNCS.ARRIVE.TRANS64.A1T0" for number in range(228, 232)}
     read = "        /*0008*/  HGMMA.64x64x16.F32.BF16 R24, R228, gdesc[UR12], RZ, !UPT, gsb0 ;\n        /*0010*/"
     assert not unread(GIVEN_BACK.replace("        /*0010*/", read))
+
+
+def test_what_the_warp_that_tells_has_read_others_may_not_have_read():
+    product = "        /*0018*/  HGMMA.64x64x16.F32.BF16 R24, R228, gdesc[UR12], RZ, !UPT, gsb0 ;\n        /*0020*/"
+    assert {*unread(GIVEN_BACK.replace("        /*0020*/", product))} == {f"R{number}" for number in range(228, 232)}
+
+
+def test_a_load_is_served_when_one_of_its_registers_is_read():
+    store = "        /*0008*/  STG.E.128 desc[UR4][R2.64], R228 ;\n        /*0010*/"
+    assert not unread(GIVEN_BACK.replace("        /*0010*/", store))
+
+
+def test_not_what_expects_a_copy_but_the_copy_overwrites():
+    expected = GIVEN_BACK.replace(".A1T0", "")
+    assert not unread(expected)
+    copied = expected.replace("        /*0030*/", "        /*0028*/  UTMALDG.4D [UR8], [UR14] ;\n        /*0030*/")
+    assert unread(copied) == {f"R{number}": "28: UTMALDG.4D" for number in range(228, 232)}
