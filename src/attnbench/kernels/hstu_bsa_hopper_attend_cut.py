@@ -19,8 +19,8 @@ ROWS = 128
 "Rows of a tile of the lists."
 PAIRS = 32
 "Pairs of a step, at most."
-PLACES = 4
-"Steps that have places where a step is large: with 2, of 12 MiB each, an H200 took a quarter longer."
+PLACES = (3, 4)
+"Steps that have places, to 64 dims and over them, where an H200 was fastest; with 2 it took a quarter longer at 128."
 APART = 32
 "Between counters, each of which has a line of the L2 of its own: all programs add to them and look at them."
 
@@ -37,7 +37,7 @@ class AttendCut:
     "of them handed over ahead, and one that is worked on"
     step_mib: float = 6.0
     "partial rows of a step, pairs that follow one another, but one pair at least"
-    ring_mib: float = 26.0
+    ring_mib: float = 24.0
     "partial rows that have places, but of two steps at least: fewer stay in the L2, more let nobody wait"
     keep: bool = False
     "partial rows are the last that the L2 gives up, after the call too"
@@ -70,9 +70,8 @@ def attend_cut(problem: BsaProblem) -> AttendCut:
     p = problem
     fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
-    rows = 32 if p.block_v > 64 else 64
-    cut = AttendCut(stages=max(fits, default=2), job_rows=rows if p.others <= 3 else rows // 2)
-    return replace(cut, ring_mib=max(cut.ring_mib, PLACES * cut.group(p) * _pair_bytes(p) / 2**20))
+    cut = AttendCut(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
+    return replace(cut, ring_mib=PLACES[p.block_v > 64] * cut.group(p) * _pair_bytes(p) / 2**20)
 
 
 def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
