@@ -23,12 +23,16 @@ LADDER = {
           ("fused", "m128n128w8s2-tma-fused"), ("portable persistent", "m128n64w8s3-tma-fused-persistent"),
           ("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
           ("persistent", "m128n128w8s2-tma-ws-persistent"), ("few", "m128n128w8s2-tma-ws-few"),
-          ("ticket", "m128n128w8s2-tma-ws-ticket")),
+          ("ticket", "m128n128w8s2-tma-ws-ticket"), ("lazy", "m128n128w8s2-tma-ws-lazy-ticket"),
+          ("deep", "m128n128w8s2-tma-ws-deep-lazy-ticket"), ("section", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16")),
     64: (("portable", "m128n64w8s3"), ("large tiles", "m128n128w8s2-tma"),
          ("portable mix", "m128n128w8s2-tma-fused-mix"), ("ws", "m128n128w8s3-tma-ws"), ("pp", "m128n128w8s3-tma-pp"),
          ("three", "m192n64w12s3-tma-ws"), ("three wide", "m192n128w12s2-tma-ws"),
          ("ticket", "m192n128w12s2-tma-ws-ticket"), ("mix", "m192n128w12s2-tma-ws-mix-ticket"),
-         ("four", "m256n64w16s2-tma-ws-ticket"))}
+         ("four", "m256n64w16s2-tma-ws-ticket"), ("deep lazy", "m192n128w12s2-tma-ws-deep-lazy-ticket")),
+    256: (("portable", "m128n64w8s2"), ("tensor maps", "m128n64w8s2-tma"), ("ws", "m128n64w8s2-tma-ws"),
+          ("ticket", "m128n64w8s2-tma-ws-ticket"), ("split", "m128n64w8s2-tma-ws-split-ticket"),
+          ("section", "m128n64w8s2-tma-ws-split-ticket-l16"))}
 """Steps of the flash forward by head dim; of what a race of them has measured, each is held against the one before."""
 
 
