@@ -121,7 +121,8 @@ def _bsa_row(dense: Mapping[str, Record], own: Record) -> list[str]:
     if bar and hstu_bsa.PEER in ratios:
         reached = ratios[hstu_bsa.PEER][0]
         judged = [text for wanted in bar for text in (f"{wanted:g}", _met(reached >= wanted))]
-    return [*(str(own.case[name]) for name in ("nheads", "attn_dim", "seqlen")), f"`{own.backend}`",
+    dims = "→".join(dict.fromkeys(str(own.case[name]) for name in ("attn_dim", "linear_dim")))
+    return [str(own.case["nheads"]), dims, str(own.case["seqlen"]), f"`{own.backend}`",
             f"{own.time.median_ms:.3f}" if own.time else "",
             *(_ratio(ratios[name]) if name in ratios else "" for name in DENSE), *judged]
 

@@ -17,7 +17,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,14 +337,16 @@ def hstu_kernels(mode: str) -> Callable[..., str]:
     return render
 
 
-def hstu_sparse(say: Say, path: Path) -> str:
+def hstu_sparse(say: Say, *paths: Path) -> str:
     """Block-sparse HSTU attention beside the dense function."""
     import kernel_tables
 
-    run = kernel_tables.load(path)
-    words = ("heads", "dim", "length", "ours", "ms", *(f"over `{name}`" for name in kernel_tables.DENSE), "bar", "met",
+    runs = [kernel_tables.load(path) for path in paths]
+    run = replace(runs[0], records=tuple(record for one in runs for record in one.records))
+    words = ("heads", "dims", "length", "ours", "ms", *(f"over `{name}`" for name in kernel_tables.DENSE), "bar", "met",
              "aim", "met")
-    return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, "fwd"))
+    mode = run.records[0].case["mode"]
+    return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, mode))
 
 
 def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:
@@ -364,12 +366,13 @@ TABLES = {
     "power-limit-h200": Table(("precision-h200.json",), power_limit),
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
-    "flash-fwd-h200": Table(("flash-h200.json",), flash_kernels("fwd")),
+    "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
-    "hstu-bsa-fwd-h200": Table(("hstu-bsa-h200.json",), hstu_sparse),
+    "hstu-bsa-fwd-h200": Table(("hstu-bsa-128-h200.json", "hstu-bsa-64-h200.json"), hstu_sparse),
+    "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),
     "tuner-simulated": Table(("tuner-simulated.json",), tuner),
