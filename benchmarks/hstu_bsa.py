@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import attnbench
@@ -93,21 +94,23 @@ def main() -> int:
     parser.add_argument("--ours", default="hstu-bsa-triton")
     parser.add_argument("--dense", default="hstu-triton,hstu-fbgemm", help="comma list; the first is the baseline")
     parser.add_argument("--modes", default="fwd,fwd-bwd")
-    parser.add_argument("--seqlen", default="", help="comma list in place of the suite's")
+    parser.add_argument("--seqlen", default="2048,4096,8192,16384", help="comma list; empty: all at once")
     parser.add_argument("--max-seconds", type=float, default=None)
     args = parser.parse_args()
     dense = args.dense.split(",")
     whole, verdicts = None, []
-    for mode in args.modes.split(","):
-        axes = {"mode": mode} | ({"seqlen": [int(n) for n in args.seqlen.split(",")]} if args.seqlen else {})
+    # A shape takes half a minute on a card, most of it the check: each length is said, and kept, as soon as it is there.
+    for mode, seqlen in product(args.modes.split(","), args.seqlen.split(",")):
+        axes = {"mode": mode} | ({"seqlen": [int(seqlen)]} if seqlen else {})
         result = attnbench.run(args.suite, device=args.device, backends=[*dense, args.ours], baseline=dense[0],
                                axes=axes, max_seconds=args.max_seconds)
         verdicts += report(result.run, args.ours, mode)
-        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records))
+        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
+                                                         plan=(*whole.plan, *result.run.plan))
+        if args.out != Path("/dev/null"):
+            write(whole, args.out)
     if whole is None:
         return 2
-    if args.out != Path("/dev/null"):
-        write(whole, args.out)
     print("\n" + "\n".join(verdicts))
     return 0 if all(one.status is Status.PASSED for one in whole.records if one.backend == args.ours) else 1
 

@@ -83,11 +83,9 @@ def main() -> int:
             run = measured(shape, mode, args.sequences or 262144 // shape[0], args)
             print("\n".join(line(run, backend) for backend in args.backends.split(",")), flush=True)
             whole = run if whole is None else replace(whole, records=(*whole.records, *run.records))
-    if whole is None:
-        return 2
-    if args.out != Path("/dev/null"):
-        write(whole, args.out)
-    return 0
+            if args.out != Path("/dev/null"):
+                write(whole, args.out)  # after each: what is measured is kept
+    return 2 if whole is None else 0
 
 
 if __name__ == "__main__":
