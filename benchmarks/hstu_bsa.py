@@ -99,7 +99,7 @@ def main() -> int:
     args = parser.parse_args()
     dense = args.dense.split(",")
     whole, verdicts = None, []
-    # A shape takes half a minute on a card, most of it the check: each length is said, and kept, as soon as it is there.
+    # A shape takes half a minute on a card, most of it the check: each length is said and kept when it is there.
     for mode, seqlen in product(args.modes.split(","), args.seqlen.split(",")):
         axes = {"mode": mode} | ({"seqlen": [int(seqlen)]} if seqlen else {})
         result = attnbench.run(args.suite, device=args.device, backends=[*dense, args.ours], baseline=dense[0],

@@ -1,9 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """DK, dV and the sums of dQ of softmax attention for Hopper: one warp loads, two warpgroups take 64 keys each.
 
-The sums are those of flash_backward_columns with atomics; who waits for whom is other (Shah et al. 2024,
-arXiv:2407.08608).  Scores are worked out transposed, [keys, rows], so that P and dS are operands as they come out of
-the softmax.  A step is a tile of rows, and each product is issued as soon as what it reads is there:
+The sums are those of flash_backward_columns with atomics; who waits for whom is other (arXiv:2407.08608).  Scores are
+[keys, rows], so that P and dS are operands at once.  A step is a tile of rows, each product issued when it can be:
 
     loader        keys and values once, then tiles of Q and dO with what belongs to their rows, -lse / scale and -delta
     warpgroup     issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
@@ -13,8 +12,8 @@ the softmax.  A step is a tile of rows, and each product is issued as soon as wh
                   dQ on its way to memory by a tensor map that adds, beside the last
 
 Half of dQ is 64 rows by 64 columns, over all 128 keys: up to 64 dims half of a step's 128 rows, above half of the
-columns of its 64.  DS lies in two places by turns: who has seen that both warpgroups have filled one knows that both
-have read the other.  No product is in flight when the loop turns: the compiler lets all of them wait otherwise.
+columns of its 64.  DS lies in two places by turns: who saw that both warpgroups filled one knows that both have read
+the other.  No product is in flight when the loop turns: the compiler lets all of them wait otherwise.
 """
 
 from __future__ import annotations
@@ -293,15 +292,13 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
             take(k_ring, 0)  # half of dQ is of all keys
             take(k_ring, 1)
             v = take(v_ring, WHICH)
-            turns = members * (end - begin)
             if BLOCK_M > ROWS:
-                # Else there is a path on which nothing reads it, and its place is overwritten all the same.
-                gl.assume(turns > 0)
-                # There are registers for it, and shared memory is what a step takes longest of.
+                # Registers have room for it, and shared memory is what a step takes longest of.  There is one always.
+                gl.assume(members * (end - begin) > 0)
                 v = v.load(gl.DotOperandLayout(0, SCORES, 2))
             tile = begin
             head = head_kv * members
-            for count in range(turns):
+            for count in range(members * (end - begin)):
                 dk, dv = step(v, dk, dv, tiles, stats, filled, sums_desc, job, low, high, count, tile, head, WHICH,
                               HAS_LEFT, BLOCK_M // ROWS)
                 tile += 1
