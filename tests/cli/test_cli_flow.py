@@ -278,8 +278,8 @@ def test_configurations_are_listed_for_the_shape_given(attnbench, no_torch):
 def test_configurations_with_fields_of_their_own_name_them(attnbench, no_torch):
     """As each kernel has its own, and a backend of two kernels has one within the other."""
     sparse = {line.split()[0]: line.split()[1:] for line in attnbench("list configs hstu-bsa-triton").out.splitlines()}
-    assert sparse["hstu-bsa-triton[passes]"] == ["schedule=passes"]
-    assert sparse["hstu-bsa-triton[s64x16w4]"][:2] == ["select_rows=64", "select_blocks=16"]
+    assert sparse["hstu-bsa-triton[passes]"] == ["attend=none", "schedule=passes"]
+    assert sparse["hstu-bsa-triton[s64x16w4]"][:3] == ["select=none", "select_rows=64", "select_blocks=16"]
     assert "forward.block_m=64 " in attnbench("list configs hstu-triton").out
     assert attnbench("list configs flash-triton --headdim 128").out.split()[:3] == ["name", "block_m", "block_n"]
 

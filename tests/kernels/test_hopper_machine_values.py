@@ -126,7 +126,7 @@ def test_numbers_are_those_of_a_kernel():
     ("below zero", Mistake, "negative operand of //"),
     ("negative tile", Mistake, "negative operand of //"),
     ("wide", Mistake, "20000000000 does not fit into 32 bits"),
-    ("asm", Unsupported, "inline_asm_elementwise"),
+    ("asm", Unsupported, "assembly"),
     ("missing", Unsupported, "histogram"),
     ("pointer", OutOfBounds, "outside its tensor's 8 elements"),
     ("constant", Mistake, r"takes_constant\(N\) is a constexpr"),

@@ -60,7 +60,7 @@ def test_a_short_form_may_be_one_that_the_backend_reads_without_listing_it(monke
     case = load_workload("hstu").case({})
     monkeypatch.setattr(type(backend), "config_of", lambda self, short, case: Config(f"{short}-read", {"a": 1}))
     assert list(space(backend, case, ("passes", "odd"), "test").items())[1:] == [
-        ("hstu-bsa-triton[passes]", {"schedule": "passes"}), ("hstu-bsa-triton[odd-read]", {"a": 1})]
+        ("hstu-bsa-triton[passes]", {"attend": None, "schedule": "passes"}), ("hstu-bsa-triton[odd-read]", {"a": 1})]
     with pytest.raises(UsageError, match=r"test: --configs=odd\* is not known; one of "):
         space(backend, case, ("odd*",), "test")
 
