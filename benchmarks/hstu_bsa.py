@@ -4,7 +4,7 @@ The suite hstu-bsa-long (2048 to 16384 rows, 524,288 tokens in all, bf16; 4 head
 forward, then forward and backward.  Each shape is a line: times, the ratio to each dense backend (median within
 rounds, with its interval), the phases of the forward, and peak memory.  At the end, what of the bars is met.
 
-    python benchmarks/hstu_bsa.py --out benchmarks/results/hstu-bsa-h200.json
+    python benchmarks/hstu_bsa.py --modes fwd-bwd --seqlen 8192 --out benchmarks/results/hstu-bsa-fwd-bwd-h200.json
     python benchmarks/hstu_bsa.py --device cpu --ours hstu-bsa-eager --dense hstu-eager --out /dev/null
 """
 
@@ -85,6 +85,11 @@ def report(run: Run, ours: str, mode: str) -> list[str]:
     return [line for line in verdicts if line]
 
 
+def lengths(text: str) -> list[int]:
+    """Numbers of a comma list."""
+    return [int(number) for number in text.split(",")] if text else []
+
+
 def main() -> int:
     """Measure, print, and write one run file with both modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,14 +99,14 @@ def main() -> int:
     parser.add_argument("--ours", default="hstu-bsa-triton")
     parser.add_argument("--dense", default="hstu-triton,hstu-fbgemm", help="comma list; the first is the baseline")
     parser.add_argument("--modes", default="fwd,fwd-bwd")
-    parser.add_argument("--seqlen", default="2048,4096,8192,16384", help="comma list; empty: all at once")
+    parser.add_argument("--seqlen", type=lengths, default="2048,4096,8192,16384", help="comma list; empty: all at once")
     parser.add_argument("--max-seconds", type=float, default=None)
     args = parser.parse_args()
     dense = args.dense.split(",")
     whole, verdicts = None, []
     # A shape takes half a minute on a card, most of it the check: each length is said and kept when it is there.
-    for mode, seqlen in product(args.modes.split(","), args.seqlen.split(",")):
-        axes = {"mode": mode} | ({"seqlen": [int(seqlen)]} if seqlen else {})
+    for mode, seqlen in product(args.modes.split(","), args.seqlen or [None]):
+        axes = {"mode": mode} | ({"seqlen": [seqlen]} if seqlen else {})
         result = attnbench.run(args.suite, device=args.device, backends=[*dense, args.ours], baseline=dense[0],
                                axes=axes, max_seconds=args.max_seconds)
         verdicts += report(result.run, args.ours, mode)

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu_bsa_forward import BsaCall
+from attnbench.kernels.hstu_bsa_forward import BsaCall, options_of
 from attnbench.kernels.hstu_bsa_grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu_bsa_grad_rows import hstu_bsa_grad_rows
 from attnbench.kernels.hstu_bsa_lists import hstu_bsa_merge, hstu_bsa_sort
@@ -53,7 +53,7 @@ def backward(grad: BsaGradients) -> None:
         hstu_bsa_grad_means[(p.units * tiles,)](
             **common, **call.tensors("q", "means_k", "means_v"), **call.strides("q"), **_pointers(grad, "dmeans"),
             tiles=tiles, mean_rows=p.mean_rows, ROWS=c.means_rows, BLOCKS=c.means_blocks,
-            **_options(c.means_warps, c.means_stages))
+            **options_of(c.means_warps, c.means_stages))
     _order(grad)
     common |= {**call.tensors("q", "k", "v"), **call.strides("q", "k", "v"), **_pointers(grad, "partial"),
                "mean_rows": p.mean_rows, "slot_rows": p.slot_rows, "OTHERS": p.others, "WINDOW": p.local_window,
@@ -68,7 +68,7 @@ def backward(grad: BsaGradients) -> None:
                 **common, **call.tensors("means_k", "means_v"), dq_ptr=grad.dq,
                 dgates_ptr=call.q if grad.dgates is None else grad.dgates, first_unit=first, tiles=tiles,
                 ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.near_keys, SLOTS=c.slot_stages,
-                **_options(c.rows_warps, c.rows_stages, c.rows_registers))
+                **options_of(c.rows_warps, c.rows_stages, c.rows_registers))
 
 
 def _order(grad: BsaGradients) -> None:
@@ -98,7 +98,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
         **common, **lists, **_pointers(grad, "dmeans"), first_unit=first, tiles=tiles,
         entry_rows=p.queries * p.others, count_rows=p.count_rows, SHARED=p.shared,
         ROWS=c.keys_rows, KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
-        **_options(c.keys_warps, c.keys_stages, c.keys_registers))
+        **options_of(c.keys_warps, c.keys_stages, c.keys_registers))
 
 
 def _common(grad: BsaGradients) -> dict[str, Any]:
@@ -113,7 +113,3 @@ def _pointers(grad: BsaGradients, kind: str) -> dict[str, Tensor]:
     """Workspace of a kind; without other blocks there are no partial rows, and their pointers are not read."""
     names = {"dmeans": ("dmeans_k", "dmeans_v"), "partial": ("partial_dq", "partial_dgate")}[kind]
     return {f"{name}_ptr": grad.workspace.get(name, grad.dq) for name in names}
-
-
-def _options(warps: int, stages: int, registers: int | None = None) -> dict[str, int]:
-    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})

@@ -141,7 +141,7 @@ def select(call: BsaCall) -> None:
         return
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
     cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
-           "BITS": p.index_bits, **_options(c.select_warps, c.select_stages, c.select_registers)}
+           "BITS": p.index_bits, **options_of(c.select_warps, c.select_stages, c.select_registers)}
     sizes = {"heads": p.heads, "tiles": tiles, "mean_rows": p.mean_rows}
     if not p.units * tiles:
         return
@@ -203,7 +203,7 @@ def _attend_cut(call: BsaCall) -> dict[str, Any]:
             **call.strides("q", "k", "v"), "heads": p.heads, "entry_rows": p.queries * p.others,
             "tile_rows": p.tile_rows(c.attend_rows), "slot_rows": p.slot_rows, **call.factors(), **call.dims(),
             **call.flags(), "OTHERS": p.others, "SHARED": p.shared, "ROWS": c.attend_rows, "TANH": c.silu == "tanh",
-            **_options(c.attend_warps, 1, c.attend_registers)}
+            **options_of(c.attend_warps, 1, c.attend_registers)}
 
 
 def _combine_cut(call: BsaCall) -> dict[str, Any]:
@@ -211,10 +211,11 @@ def _combine_cut(call: BsaCall) -> dict[str, Any]:
     dims = {name: value for name, value in call.dims().items() if name in ("LINEAR_DIM", "BLOCK_V")}
     return {**call.tensors("out", "partial"), "gates_ptr": _or(call.gates, call.q), **call.sequences(),
             "heads": p.heads, "slot_rows": p.slot_rows, **dims, **call.flags(), "OTHERS": p.others, "GATES": p.gates,
-            "ROWS": c.combine_rows, **_options(c.attend_warps, 1, c.attend_registers)}
+            "ROWS": c.combine_rows, **options_of(c.attend_warps, 1, c.attend_registers)}
 
 
-def _options(warps: int, stages: int, registers: int | None) -> dict[str, int]:
+def options_of(warps: int, stages: int, registers: int | None = None) -> dict[str, int]:
+    """What the compiler is told beside a kernel's arguments; registers are the most of a thread, None: its choice."""
     return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
 

@@ -32,9 +32,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.hopper import barriers, flat, rows_of, sync_warps
-from attnbench.kernels.hstu_bsa_hopper_attend_cut import ROWS as LIST_ROWS
 from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, clerk, note_of, notes, porter, publish, scout
+from attnbench.kernels.hstu_bsa_hopper_queue import PLAIN, TILE_ROWS, clerk, note_of, notes, porter, publish, scout
 from attnbench.kernels.hstu_bsa_hopper_walk import COUNTERS, SPREAD
 from attnbench.kernels.hstu_bsa_tiles import gate_of
 from attnbench.kernels.hstu_dense_problem import processors
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
 
 # Triton 3.6 has another name.
 copy_rows = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
-
-TILE_ROWS = gl.constexpr(LIST_ROWS)
-"Rows of a tile."
 
 AT_ONCE = gl.constexpr(32)
 "Rows whose addresses the warps that gather hold."
@@ -240,7 +236,7 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
     Nothing is allocated and nothing waits for the device.
 
     Args:
-        call: with lists in its workspace, of tiles of LIST_ROWS entries, and what `attend_shapes` says.
+        call: with lists in its workspace, of tiles of TILE_ROWS entries, and what `attend_shapes` says.
         cut: of the kernel; None: `attend_cut`'s.
 
     Raises:
@@ -260,7 +256,7 @@ def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"), **call.sequences(),
         **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=cut.steps(p),
         ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others,
-        tile_rows=p.tile_rows(LIST_ROWS), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
+        tile_rows=p.tile_rows(TILE_ROWS.value), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
         **_constants(call, cut), num_warps=8)
 
 
