@@ -78,7 +78,7 @@ def test_a_search_is_over_every_cut(benchmark):
     assert len(benchmark.selectors("hstu-triton", "bwd", dim=256)) < 15
     for dim in (32, 64, 128, 256):
         found = benchmark.selectors("hstu-triton", "fwd", dim=dim)
-        assert {f"hstu-triton[f128x64w8s{2 if dim == 256 else 3}-{order}]" for order in ("ws", "pp-few")} <= {
+        assert {f"hstu-triton[f128x64w8s{2 if dim == 256 else 3}-{order}]" for order in ("ws", "ahead")} <= {
             *found}
 
 

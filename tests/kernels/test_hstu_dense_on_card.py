@@ -122,7 +122,7 @@ MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "3
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-pp-few", "f128x128w8s2-pp-few"])
+@pytest.mark.parametrize("short", ["f128x64w8s3-ws", "f192x64w12s3-ws", "f128x128w8s2-ws"])
 def test_the_hopper_forward_is_right_for_every_mask(short, mask):
     case = case_of(mode="fwd", **MASKS[mask])
     inputs = [make(case, seed) for seed in (1, 2)]
@@ -133,7 +133,7 @@ def test_the_hopper_forward_is_right_for_every_mask(short, mask):
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("short", ["f128x128w8s2-pp", "f192x64w12s3-ws-persistent"])
+@pytest.mark.parametrize("short", ["f128x128w8s2-ws", "f192x64w12s3-ws"])
 def test_the_hopper_forward_has_the_same_bits_twice_and_in_a_graph(short):
     case = case_of(mode="fwd", num_targets="20:5:0")
     with resolve(f"hstu-triton[{short}]", case).session(case, make(case)) as launch:

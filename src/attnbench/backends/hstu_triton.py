@@ -112,7 +112,7 @@ def _space(kernel: str, cuts: Iterable[tuple[int, int, int, int]], **more: Any) 
 
 
 def _spell(name: str, value: Any) -> str:
-    if name in ("order", "grid"):
+    if name == "order":
         return str(value)
     return f"{name}{value:d}" if isinstance(value, bool) else f"{name}{value}"
 
@@ -130,7 +130,8 @@ _COLUMNS = {64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2)
                   (64, 128, 8, 2), (64, 128, 8, 3)),
             256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
 # Of the kernel for Hopper: what spills nothing in the loop that masks nothing, with room for one program an SM.
-_HOPPER = {64: ((128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3), (192, 64, 12, 4)),
+_HOPPER = {64: ((128, 64, 8, 3), (128, 64, 8, 6), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3),
+                (192, 64, 12, 4), (192, 64, 12, 6), (192, 64, 12, 8)),
            128: ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (192, 64, 12, 2), (192, 64, 12, 3)),
            256: ((128, 64, 8, 2),)}
 _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
@@ -138,10 +139,8 @@ _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
 
 def _forward_cuts(width: int) -> dict[str, dict[str, Any]]:
     main = ((128, 64, 8, 2 if width == 256 else 3),)
-    hopper = [_space("forward", _HOPPER[width], order=order, **more) for order in ("ws", "pp")
-              for more in ({}, {"grid": "few"}, {"grid": "persistent"})]
     return (_space("forward", _WHOLE[width], order="plain") | _space("forward", _WHOLE[width], order="ahead")
-            | {short: values for space in hopper for short, values in space.items()}
+            | _space("forward", _HOPPER[width], order="ws")
             | (_space("forward", ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)), registers=128, order="plain")
                | _space("forward", main, masked_stages=2) | _space("forward", main, loads="pointer")
                if width < 256 else {})

@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_load import load
-from attnbench.kernels.flash_hopper_send import leave, send
+from attnbench.kernels.flash_hopper_send import send
 from attnbench.kernels.flash_hopper_tiles import fold, hide, job_of, not_sooner, sums_of, unseen_of, whose
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, key_stages, out_columns, query_columns, query_tiles
@@ -47,6 +47,7 @@ from attnbench.kernels.hopper import (
     give_back,
     is_rows,
     jobs_of,
+    leave,
     pass_over,
     pass_turn,
     ring_of,
@@ -200,7 +201,7 @@ def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.conste
         row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
         unseen = unseen_of(row, given[6], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
-        count = pass_over(given[4], given[5], count, unseen, WHICH, TURNS)
+        count = pass_over(given[4], count, unseen, given[5], WHICH, TURNS)
         end -= unseen
         if SPLIT:
             wait_tile(given[10][WHICH], done)

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.flash_hopper_tiles import job_of, whose
-from attnbench.kernels.hopper import ROWS, fill, jobs_of, tell
+from attnbench.kernels.hopper import ROWS, draw, fill, jobs_of, tell
 
 
 @gluon.jit
@@ -53,13 +53,6 @@ def load_job(given, turn, step, count, done, HAS_LEFT: gl.constexpr, HAS_RIGHT: 
 
 @gluon.jit
 @no_type_check
-def draw(drawn_ptr):
-    """The next ticket that nobody has."""
-    return gl.num_programs(0) + gl.atomic_add(drawn_ptr, 1, sem="relaxed")
-
-
-@gluon.jit
-@no_type_check
 def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
          GROUPS: gl.constexpr, GRID: gl.constexpr):
     """The loader's work; by ticket it draws a job for all, while the last values of the one before are loaded."""
@@ -72,14 +65,14 @@ def load(given, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.cons
         ticket = gl.program_id(0)
         turn = 0
         while ticket < jobs:
-            tell(tickets, turn, ticket)
+            tell(tickets, turn, (ticket,))
             count, done, following = load_job(given, ticket, 1, count, done, HAS_LEFT,
                                               HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)
             if following < 0:  # a job without keys
                 following = draw(given[7])
             ticket = following
             turn += 1
-        tell(tickets, turn, ticket)
+        tell(tickets, turn, (ticket,))
     else:
         one, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
         for turn in range(one, last, step):

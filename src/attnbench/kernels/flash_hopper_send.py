@@ -7,30 +7,11 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from attnbench.kernels.hopper import ROWS, flat, give_back, place_of, store_tile, sync_warps
+from attnbench.kernels.hopper import ROWS, put, sync_warps
 
 LN_2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-@no_type_check
-def leave(q_ring, done):
-    """Of `done` tiles of queries, let the last be followed by another, once the output in its place has left."""
-    if done > 0:
-        tma.store_wait(0)
-        give_back(q_ring, done - 1)
-
-
-@gluon.jit
-@no_type_check
-def put(out_desc, place, part, query_start, queries, row, head, column):
-    """Send a part of the output by way of `place`, which nothing reads any more."""
-    flat(place).store(part.to(out_desc.dtype))
-    fence_async_shared()
-    sync_warps()
-    store_tile(out_desc, place_of(query_start, queries, row, head, column), place)
 
 
 @gluon.jit

@@ -26,7 +26,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +146,25 @@ def give_back(ring, count):
 
 @gluon.jit
 @no_type_check
+def put(out_desc, place, part, start, rows, first, head, column=0):
+    """Send rows of an output by way of `place`, which nothing reads any more; where to is as of `place_of`."""
+    flat(place).store(part.to(out_desc.dtype))
+    fence_async_shared()
+    sync_warps()
+    store_tile(out_desc, place_of(start, rows, first, head, column), place)
+
+
+@gluon.jit
+@no_type_check
+def leave(q_ring, done):
+    """Of `done` tiles of queries, let the last be followed by another, once the output in its place has left."""
+    if done > 0:
+        tma.store_wait(0)
+        give_back(q_ring, done - 1)
+
+
+@gluon.jit
+@no_type_check
 def wait_turn(turns, count, WHICH: gl.constexpr):
     """Wait for this warpgroup's count-th turn; the first is warpgroup 0's."""
     mbarrier.wait(turns.index(WHICH), (count & 1) ^ (WHICH == 0))
@@ -160,7 +179,7 @@ def pass_turn(turns, WHICH: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def pass_over(rings, turns, count, unseen, WHICH: gl.constexpr, TURNS: gl.constexpr):
+def pass_over(rings, count, unseen, turns=None, WHICH: gl.constexpr = 0, TURNS: gl.constexpr = False):
     """Give back the next `unseen` tiles as they come, which others read; the count after them."""
     _q_rings, k_ring, v_ring = rings
     for _index in range(unseen):
@@ -195,35 +214,68 @@ def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def tickets_for(READERS: gl.constexpr):
-    """A ring of numbers that one warp tells to so many warpgroups; before the warps part."""
-    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def draw(drawn_ptr):
+    """The next ticket that nobody has."""
+    return gl.num_programs(0) + gl.atomic_add(drawn_ptr, 1, sem="relaxed")
+
+
+@gluon.jit
+@no_type_check
+def tickets_for(READERS: gl.constexpr, COUNT: gl.constexpr = 1):
+    """A ring of COUNT numbers each that one warp tells to so many warpgroups; before the warps part."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return numbers, barriers(2, 1), barriers(2, READERS)
 
 
 @gluon.jit
 @no_type_check
-def tell(tickets, turn, number):
-    """Tell the turn-th number, when all have read the one in its place."""
+def tell(tickets, turn, values):
+    """Tell the turn-th numbers, or the first of them, when all have read those in their place."""
     numbers, full, empty = tickets
+    COUNT: gl.constexpr = numbers.shape[0] // 2
     slot = turn % 2
     mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
-    numbers.index(slot).store(gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    for which in gl.static_range(len(values)):
+        numbers.index(slot * COUNT + which).store(
+            gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(full.index(slot))
 
 
 @gluon.jit
 @no_type_check
-def told(tickets, turn):
-    """The turn-th number, when it has been told; the one before is given back.
+def hear(tickets, turn):
+    """Wait for the turn-th numbers."""
+    mbarrier.wait(tickets[1].index(turn % 2), turn // 2 & 1)
 
-    Not this one: warps that have met may still wait for a load, which products in shared memory hold up.
+
+@gluon.jit
+@no_type_check
+def number_of(tickets, turn, WHICH: gl.constexpr):
+    """One of the turn-th numbers, which have been waited for."""
+    numbers = tickets[0]
+    COUNT: gl.constexpr = numbers.shape[0] // 2
+    return gl.max(numbers.index(turn % 2 * COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+@no_type_check
+def forget(tickets, turn):
+    """Let others take the turn-th numbers' place.
+
+    Not where they have just been loaded: warps that have met may still wait for that, while products keep shared memory
+    busy.
     """
-    wait_tile(tickets, turn)
-    number = gl.max(tickets[0].index(turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(tickets[2].index(turn % 2))
+
+
+@gluon.jit
+@no_type_check
+def told(tickets, turn):
+    """The first of the turn-th numbers, when they have been told; those before are forgotten."""
+    hear(tickets, turn)
     if turn > 0:
-        give_back(tickets, turn - 1)
-    return number
+        forget(tickets, turn - 1)
+    return number_of(tickets, turn, 0)
 
 
 def shared_out(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:

@@ -55,20 +55,15 @@ class ForwardConfig(_Tiles):
 
     order: str = "plain"
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
-    ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90); pp: these take turns (ping-pong)"""
-    grid: str = "tiles"
-    """of ws and pp: tiles: a program each; few: a program takes four of a section, long and short ones; persistent: a
-    program an SM takes every so many-th, which long and short sequences share out unevenly"""
+    ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90), in programs that draw their jobs"""
 
     def __post_init__(self) -> None:
-        _known(self, order=("plain", "ahead", "ws", "pp"), grid=("tiles", "few", "persistent"))
-        if self.grid != "tiles" and not self.hopper:
-            raise ValueError(f"grid={self.grid} is not of order={self.order}; tiles, or order=ws or pp")
+        _known(self, order=("plain", "ahead", "ws"))
 
     @property
     def hopper(self) -> bool:
         """Whether this is a cut of the kernel in hstu_hopper_forward, whose warps have jobs of their own."""
-        return self.order in ("ws", "pp")
+        return self.order == "ws"
 
     def hopper_bytes(self, block_d: int, block_v: int, *, q_stages: int = 1) -> int:
         """Shared memory of that kernel for tiles of so many columns, of 16-bit numbers; barriers beside it.
@@ -80,11 +75,10 @@ class ForwardConfig(_Tiles):
 
     def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
         """What of the cut is compiled into that kernel."""
-        several = self.grid != "tiles"
-        ahead = several and self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
-        return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "Q_STAGES": 2 if ahead else 1,
-                "GROUPS": self.block_m // 64, "TURNS": self.order == "pp", "SEVERAL": several,
-                "APPROXIMATE": self.silu == "tanh", "REGISTERS": WARPGROUPS[self.warps]}
+        ahead = self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
+        return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "ROOM": 2 if ahead else 1,
+                "GROUPS": self.block_m // 64, "APPROXIMATE": self.silu == "tanh",
+                "REGISTERS": WARPGROUPS[self.warps]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +140,7 @@ def hopper_fault(
     """Why the Hopper forward cannot be launched so, behind the configuration's name; None where it can.
 
     Args:
-        config: with the order ws or pp.
+        config: with the order ws.
         capability: of the card; None: not asked.
         item_bytes: of an element.
         attn_dim: of queries and keys.

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, no_type_check
 
+import torch
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hopper import ROWS, is_rows, rows_of, shared_out
+from attnbench.kernels.hopper import ROWS, is_rows, rows_of
 from attnbench.kernels.hstu_dense_configs import hopper_fault
 from attnbench.kernels.hstu_dense_problem import (
     block_of,
@@ -118,7 +119,7 @@ def hstu_dense_forward(
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
-    """Compute `out` [Tq, H, Dv]; nothing is allocated, nothing waits for the device.
+    """Compute `out` [Tq, H, Dv]; nothing waits for the device, and but for a ticket's four bytes nothing is allocated.
 
     Args:
         q: [Tq, H, D], last dim contiguous, as all of them.
@@ -168,11 +169,14 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
-    programs, stretch, sharers = shared_out(config.grid, tiles, pairs, group, processors(q))
+    programs = min(tiles * pairs, processors(q))
+    # Few jobs are not drawn, and a launch is one kernel: no zero is written before it.
+    draws = tiles * pairs > programs
+    drawn = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
     hstu_hopper_forward[(programs,)](
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
-        rows_of(out, ROWS.value, block_v), problem.offsets, problem.offsets_q, problem.num_targets,
-        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group, stretch, sharers,
-        problem.contextual_len, problem.max_attn_len or 0, num_warps=4, **problem.flags(),
+        rows_of(out, ROWS.value, block_v), drawn, problem.offsets, problem.offsets_q, problem.num_targets,
+        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group,
+        problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=draws, **problem.flags(),
         **config.hopper_flags(block_d, block_v))
 

@@ -127,8 +127,8 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, tile * ROWS, prefix, seen, window, CAUSAL,
-                      HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, tile * ROWS, prefix, seen, window, False,
+                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
     above = warpgroup_mma_wait(1, [above])

@@ -127,8 +127,8 @@ def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL
     above = multiply_share(v_ring[0], zero, dout_ring, count, WHICH)
     scores = warpgroup_mma_wait(2, [scores])
     if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, key, first_query + tile * ROWS + WHICH * SHARE, prefix, seen, window, CAUSAL,
-                      HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+        scores = hide(scores, hidden, key, first_query + tile * ROWS + WHICH * SHARE, prefix, seen, window, False,
+                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     hand_over(weights.to(DTYPE), weighted.index(slot), filled.index(2 * slot), phase, WHICH)
     dv = warpgroup_mma(weighted.index(slot), tile_of(dout_ring, 2 * count + WHICH), dv, is_async=True)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the backward kernels of dense HSTU attention for Hopper share: which tiles a program takes, and the mask."""
+"""What the kernels of dense HSTU attention for Hopper share: the mask, and which tiles a backward's program takes."""
 
 from __future__ import annotations
 
@@ -63,14 +63,21 @@ def step_of(index, front, begin, HAS_PREFIX: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def hide(scores, hidden, key, query, prefix, seen, window, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr,
-         HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
-    """Scores [keys, queries] from `key` and from `query`, with `hidden` where the mask hides."""
-    rows = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    # Positions from the first of every eight queries a thread has one place in: what is left of `rows` is then a
+def hide(scores, hidden, down, across, prefix, seen, window, ROWS_DOWN: gl.constexpr, CAUSAL: gl.constexpr,
+         HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
+    """Scores [64, n], down from row (if ROWS_DOWN, else key) `down`, across from the other, `hidden` where masked."""
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+    # Positions from the first of every eight columns a thread has one place in: what is left of `columns` is then a
     # constant of the code, where it were a register a column that the compiler keeps through the loop.
-    own = rows & 7
-    zero = query + own
-    keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
-    see = sees(rows - own, keys, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    own = columns & 7
+    zero = across + own
+    lines = down + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
+    if CAUSAL and ROWS_DOWN and not (HAS_PREFIX or HAS_TARGETS or HAS_WINDOW):
+        see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison an element, not two
+    elif ROWS_DOWN:
+        see = sees(lines, columns - own, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+                   HAS_WINDOW)
+    else:
+        see = sees(columns - own, lines, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+                   HAS_WINDOW)
     return gl.where(see, scores, hidden)
