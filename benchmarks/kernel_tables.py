@@ -1,4 +1,5 @@
-"""Rows of the tables that hold our kernels against others: run files of `flash.py`, `hstu.py`, `hstu_bsa.py`.
+"""Rows of the tables that hold our kernels against others: run files of `flash.py`, `hstu.py`,
+`hstu_bsa.py`, `hstu_jagged.py`, and captures of `attnbench profile ncu`.
 
 `tables.py` writes them down.  A ratio is ours over the peer's speed, median within rounds, with its interval.
 """
@@ -8,10 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import flash
 import hstu
 import hstu_bsa
+import hstu_jagged
 
 from attnbench.record import Record, Run
 from attnbench.store.runfile import read
@@ -125,6 +128,34 @@ def _bsa_row(dense: Mapping[str, Record], own: Record) -> list[str]:
     return [str(own.case["nheads"]), dims, str(own.case["seqlen"]), f"`{own.backend}`",
             f"{own.time.median_ms:.3f}" if own.time else "",
             *(_ratio(ratios[name]) if name in ratios else "" for name in DENSE), *judged]
+
+
+def jagged_rows(run: Run, ours: str = "hstu-triton") -> list[list[str]]:
+    """A row a shape: heads, dims, length, TFLOP/s of whole sequences and of uneven ones, the share, and its bar."""
+    rates: dict[tuple[int, int, int], dict[str, float]] = {}
+    for one in run.records:
+        if one.backend == ours and one.rate and one.rate.tflops:
+            shape = one.case["nheads"], one.case["attn_dim"], one.case["seqlen"]
+            rates.setdefault(shape, {})[one.case["lengths"]] = one.rate.tflops
+    return [[*map(str, shape), _tflops(found["full"]), _tflops(found["uniform"]),
+             f"{found['uniform'] / found['full']:.3f}", f"{hstu_jagged.BAR:g}",
+             _met(found["uniform"] / found["full"] >= hstu_jagged.BAR)]
+            for shape, found in rates.items() if {"full", "uniform"} <= {*found}]
+
+
+def counter_rows(captures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row an attention kernel: case, backend, cycles, and what ncu says of tensor cores, code and waits."""
+    found = []
+    for capture in captures:
+        kernel = max(capture["kernels"], key=lambda one: one["total_ms"])
+        seen = kernel["counters"]
+        # A stall is warps for each instruction issued; of all, it is the part of a warp's time.
+        waits = [f"{100 * seen[name] / sum(value for key, value in seen.items() if key.startswith('stall_')):.1f} %"
+                 for name in ("stall_no_instruction", "stall_long_scoreboard")]
+        found.append([f"`{kernel['case']}`", f"`{kernel['backend']}`", f"{seen['cycles']:,.0f}",
+                      f"{seen['sm_mhz']:.0f}", f"{seen['tensor_percent']:.1f} %", f"{seen['l2_percent']:.0f} %",
+                      f"{seen['code_hit_percent']:.1f} %", *waits])
+    return found
 
 
 def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]:

@@ -349,6 +349,26 @@ def hstu_sparse(say: Say, *paths: Path) -> str:
     return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, mode))
 
 
+def hstu_uneven(say: Say, path: Path) -> str:
+    """Our dense HSTU forward over uneven lengths, beside whole sequences of the same work."""
+    import kernel_tables
+
+    run = kernel_tables.load(path)
+    words = ("heads", "dims", "length", "whole", "uneven", "of it", "bar", "met")
+    return measured_kernels(say, words, kernel_tables.jagged_rows(run), run, kernel_tables.clock(run, "fwd"))
+
+
+def flash_counters(say: Say, path: Path) -> str:
+    """What Nsight Compute counts of our flash forward and of its peers."""
+    import kernel_tables
+
+    data = json.loads(path.read_text("utf-8"))["captures"]
+    words = ("case", "backend", "cycles", "SM MHz", "tensor cores", "L2", "hits of code", "time without an instruction",
+             "time for loads")
+    return "\n".join([markdown([say(word) for word in words], kernel_tables.counter_rows(data)), "",
+                      f"Nsight Compute {data[0]['tool_version']} on {data[0]['device']}; cold caches, free clocks."])
+
+
 def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:
     """A table of useful TFLOP/s with where, at which clock and in which regime."""
     from attnbench.record import to_dict
@@ -370,8 +390,10 @@ TABLES = {
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
+    "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
+    "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
-    "hstu-bsa-fwd-h200": Table(("hstu-bsa-128-h200.json", "hstu-bsa-64-h200.json"), hstu_sparse),
+    "hstu-bsa-fwd-h200": Table(("hstu-bsa-fwd-h200.json", "hstu-bsa-16384-h200.json"), hstu_sparse),
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),

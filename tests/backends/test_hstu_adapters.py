@@ -379,3 +379,12 @@ def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
     with pytest.raises(UsageError, match=r"^attnbench run: --path=\S+ is no checkout that a backend looks for; a "
                                          r"folder that holds generative_recommenders/ops/\S+ \(hstu-meta-triton\)$"):
         name_checkouts([str(checkout / "generative_recommenders")], "attnbench run")
+
+
+def test_a_note_spells_a_cut_as_configurations_do():
+    from attnbench.backends.hstu_triton import _said
+    from attnbench.kernels.hstu_dense_configs import ColumnConfig, ForwardConfig
+
+    assert _said(ForwardConfig(block_m=192, block_n=64, warps=12, stages=3, order="ws", section_mib=16.0)) == (
+        "192x64w12s3-ws-section_mib16.0")
+    assert _said(ColumnConfig(block_m=64, block_n=32, warps=4, stages=2, atomic=True), ("atomic",)) == "64x32w4s2"

@@ -52,8 +52,28 @@ def test_the_clock_is_of_the_records_of_a_mode():
 
 
 @pytest.mark.parametrize(("name", "rows"), [("flash-fwd-h200", 20), ("flash-bwd-h200", 20), ("hstu-dense-fwd-h200", 13),
-                                            ("hstu-dense-bwd-h200", 26), ("hstu-bsa-fwd-h200", 5),
-                                            ("hstu-bsa-fwd-bwd-h200", 3)])
+                                            ("hstu-dense-bwd-h200", 26), ("hstu-bsa-fwd-h200", 9),
+                                            ("hstu-bsa-fwd-bwd-h200", 3), ("hstu-jagged-h200", 5),
+                                            ("flash-ncu-h200", 7)])
 def test_every_shape_of_the_committed_files_has_its_row(name, rows):
     lines = [line for line in tables.render(name, str).splitlines() if line.startswith("| ")]
     assert len(lines) - 2 == rows
+
+
+def test_uneven_lengths_are_held_against_whole_ones_of_their_shape():
+    def record(lengths, tflops, backend="hstu-triton"):
+        case = {"nheads": 4, "attn_dim": 128, "seqlen": 2048, "lengths": lengths}
+        return SimpleNamespace(backend=backend, case=case, rate=SimpleNamespace(tflops=tflops))
+
+    records = [record("full", 700.0), record("uniform", 630.0), record("full", 500.0, "hstu-fbgemm")]
+    assert kernel_tables.jagged_rows(SimpleNamespace(records=records)) == [
+        ["4", "128", "2048", "700", "630", "0.900", "0.9", "reached"]]
+    assert kernel_tables.jagged_rows(SimpleNamespace(records=records[:1])) == []
+
+
+def test_a_capture_is_a_row_of_its_longest_kernel():
+    counters = {"cycles": 5000.0, "sm_mhz": 1700.0, "tensor_percent": 75.0, "l2_percent": 50.0, "code_hit_percent": 95.0,
+                "stall_no_instruction": 1.0, "stall_long_scoreboard": 2.0, "stall_selected": 7.0}
+    longest = {"total_ms": 2.0, "case": "c", "backend": "b", "counters": counters}
+    assert kernel_tables.counter_rows([{"kernels": [{"total_ms": 0.1, "counters": {}}, longest]}]) == [
+        ["`c`", "`b`", "5,000", "1700", "75.0 %", "50 %", "95.0 %", "10.0 %", "20.0 %"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,15 @@ def _spell(name: str, value: Any) -> str:
     return f"{name}{value:d}" if isinstance(value, bool) else f"{name}{value}"
 
 
+def _said(cut: Any, without: tuple[str, ...] = ()) -> str:
+    """A cut as configurations spell it: tiles, warps, stages, and whatever is not as where nothing is said."""
+    changed = {field.name: getattr(cut, field.name) for field in fields(cut)
+               if field.default is not MISSING and getattr(cut, field.name) != field.default
+               and field.name not in without}
+    words = [_spell(*one) for one in sorted(changed.items(), key=lambda one: one[0] != "order")]
+    return "-".join([f"{cut.block_m}x{cut.block_n}w{cut.warps}s{cut.stages}", *words])
+
+
 # Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
 _WHOLE = {64: ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
                (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)),
@@ -188,8 +198,10 @@ class _Session(Buffers):
 
     def launch(self) -> Launch:
         trains = self.case.has_backward
-        notes = [f"forward {self.forward_config}"] * (self.case.mode != "bwd") + [
-            f"backward {self.backward_config}",
+        cuts = self.backward_config.columns, self.backward_config.rows
+        backward = " and ".join(_said(cut, ("atomic",)) for cut in cuts if cut is not None)
+        notes = [f"forward {_said(self.forward_config)}"] * (self.case.mode != "bwd") + [
+            f"backward {backward}",
             "backward deterministic" if self.backward_config.deterministic
             else "backward adds up dQ by fp32 atomics, in another order each time"] * trains
         return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,
