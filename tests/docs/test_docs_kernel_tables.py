@@ -72,8 +72,9 @@ def test_uneven_lengths_are_held_against_whole_ones_of_their_shape():
 
 
 def test_a_capture_is_a_row_of_its_longest_kernel():
-    counters = {"cycles": 5000.0, "sm_mhz": 1700.0, "tensor_percent": 75.0, "l2_percent": 50.0, "code_hit_percent": 95.0,
-                "stall_no_instruction": 1.0, "stall_long_scoreboard": 2.0, "stall_selected": 7.0}
+    counters = {"cycles": 5000.0, "sm_mhz": 1700.0, "tensor_percent": 75.0, "l2_percent": 50.0,
+                "code_hit_percent": 95.0, "stall_no_instruction": 1.0, "stall_long_scoreboard": 2.0,
+                "stall_selected": 7.0}
     longest = {"total_ms": 2.0, "case": "c", "backend": "b", "counters": counters}
     assert kernel_tables.counter_rows([{"kernels": [{"total_ms": 0.1, "counters": {}}, longest]}]) == [
         ["`c`", "`b`", "5,000", "1700", "75.0 %", "50 %", "95.0 %", "10.0 %", "20.0 %"]]
