@@ -36,8 +36,11 @@ def median(group) -> float:
 def test_timers_agree_on_a_long_kernel() -> None:
     call = product(4096)
     times = {timer: median(measured(call, timer=timer)) for timer in ("cupti", "events", "graph", "wall")}
-    for timer, ms in times.items():
-        assert ms == pytest.approx(times["cupti"], rel=0.15 if timer == "wall" else 0.08), times
+    wall = times.pop("wall")
+    for ms in times.values():
+        assert ms == pytest.approx(times["cupti"], rel=0.08), times
+    # The host's launch and wait are in it, some 10 to 50 µs by the host.
+    assert times["cupti"] < wall < times["cupti"] + 0.1
 
 
 def test_kernel_time_is_shorter_than_events_on_a_short_kernel() -> None:
