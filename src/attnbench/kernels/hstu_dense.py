@@ -6,8 +6,8 @@
 (Zhai et al. 2024, arXiv:2402.17152.)  `hstu_dense_tiles` says what the mask M is.  The truth these kernels are held
 against is `attnbench.workloads.hstu.oracle`.  With P visible (query, key) pairs of a head, D = attention dim and
 Dv = linear dim, the forward is 2 P (D + Dv) FLOPs and the backward 2 P (3 D + 2 Dv); it executes two products more,
-2 P (D + Dv), where it is deterministic, and tiles whole.  Workspace: none forward and none of the deterministic
-backward; 4 D bytes a query and head of the one with atomics.
+2 P (D + Dv), where it is deterministic, and tiles whole.  Workspace: none forward (four bytes where jobs
+are drawn) and none of the deterministic backward; 4 D bytes a query and head of the one with atomics.
 
 Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16 and
 fp32, dims 1 to 256, any strides but the last, lengths from 0.
@@ -41,6 +41,7 @@ from attnbench.kernels.hstu_dense_problem import (
     Problem,
     check_device,
     check_tensors,
+    check_types,
     check_values,
     default_alpha,
     wrong,
@@ -196,6 +197,10 @@ def hstu_attention(
             Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
             no other runs in its place.  Of the backward's some of that comes with the backward.
     """
+    check_types({"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha)
+    for name, cut, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
+        if cut is not None and not isinstance(cut, kind):
+            raise wrong(name, repr(cut)[:40], f"is of type {type(cut).__name__}", f"a {kind.__name__}, or None")
     problem = Problem(
         offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
         max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,

@@ -17,6 +17,7 @@ from torch import Tensor
 WHO = "hstu_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
+LARGEST_COUNT = 2**24
 INDICES = (torch.int32, torch.int64)
 
 
@@ -107,6 +108,23 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 
+def check_types(tensors: dict[str, Any], alpha: Any) -> None:
+    """Refuse what is no tensor, and an α that is no number, before anything is asked of them.
+
+    Args:
+        tensors: by name; None: not given.
+        alpha: None: not given.
+
+    Raises:
+        ValueError: naming the argument, its type and what is accepted.
+    """
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise wrong(name, repr(x)[:40], f"is of type {type(x).__name__}", "a tensor")
+    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
+        raise wrong("alpha", repr(alpha)[:40], f"is of type {type(alpha).__name__}", "a number, or None")
+
+
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
     """Refuse shapes, dtypes, devices and numbers the kernels cannot take, without looking into a tensor.
 
@@ -155,8 +173,10 @@ def _check_numbers(problem: Problem) -> None:
         value = getattr(problem, name)
         if value is None and name == "max_attn_len":
             continue
-        if type(value) is not int or value < least:
-            raise wrong(name, value, "cannot be used", f"a whole number from {least}")
+        if type(value) is not int or not least <= value <= LARGEST_COUNT:
+            raise wrong(name, repr(value), "cannot be used", f"a whole number from {least} to {LARGEST_COUNT}")
+    if type(problem.causal) is not bool:
+        raise wrong("causal", repr(problem.causal), "cannot be used", "True or False")
     if not problem.alpha == problem.alpha or problem.alpha in (float("inf"), float("-inf")):
         raise wrong("alpha", problem.alpha, "is not finite", "a finite number")
 
@@ -170,6 +190,10 @@ def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
     offsets = problem.offsets.tolist()
     lengths = _lengths("offsets", offsets, k.shape[0], "k", problem.max_seqlen, "max_seqlen")
     queries = lengths
+    if problem.offsets_q is None and problem.max_seqlen_q < max(lengths, default=0):
+        longest = max(lengths)
+        raise wrong("max_seqlen_q", problem.max_seqlen_q, f"is under the {longest} rows of sequence "
+                    f"{lengths.index(longest)}", f"at least {longest}")
     if problem.offsets_q is not None:
         queries = _lengths("offsets_q", problem.offsets_q.tolist(), q.shape[0], "q", problem.max_seqlen_q,
                            "max_seqlen_q")
