@@ -38,16 +38,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from attnbench.kernels.flash_configs import WARPGROUPS
 from attnbench.kernels.flash_hopper_load import load
 from attnbench.kernels.flash_hopper_send import send
-from attnbench.kernels.flash_hopper_tiles import fold, hide, job_of, not_sooner, sums_of, unseen_of, whose
+from attnbench.kernels.flash_hopper_tiles import fold, hide, not_sooner, sums_of, told_job, unseen_of
 from attnbench.kernels.flash_problem import block_of, capability_of, group_of, processors
 from attnbench.kernels.flash_space import Shape, hopper_fault, key_stages, out_columns, query_columns, query_tiles
 from attnbench.kernels.hopper import (
     ROWS,
     barriers,
+    forget,
     give_back,
+    hear,
     is_rows,
-    jobs_of,
     leave,
+    number_of,
     pass_over,
     pass_turn,
     ring_of,
@@ -56,7 +58,6 @@ from attnbench.kernels.hopper import (
     take,
     tickets_for,
     tile_of,
-    told,
     wait_tile,
     wait_turn,
 )
@@ -88,18 +89,25 @@ def scores_of(held, q, k, none):
 
 @gluon.jit
 @no_type_check
-def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row, shift, span, WHICH: gl.constexpr,
+def cut_off(scores, given, tile, done, row, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Scores of a tile of keys with those at -∞ that the mask hides."""
+    problem = given[6]
+    job = told_job(given[8], done)
+    return hide(scores, row, tile * BLOCK_N, job[4], job[4] - job[3], problem[4], problem[5], HAS_LEFT, HAS_RIGHT)
+
+
+@gluon.jit
+@no_type_check
+def through_keys(held, q, acc, row_max, sums, given, count, done, row, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
                  MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
-    """Softmax and sums of a job's tiles of keys, one at least, the count after them, and the next job."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, problem, scale, _tickets, _outs, held_rings = given
-    begin, whole, split, end, keys = span
+    """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, _problem, scale, _tickets, _outs, held_rings = given
+    begin, whole, split, end = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     q_rings, k_ring, v_ring = rings
-    left = problem[4]
-    right = problem[5]
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     wait_tile(k_ring, count)
     if TURNS:
@@ -119,7 +127,7 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
     if HAS_LEFT:
         cut |= end <= whole
     if cut:
-        scores = hide(scores, row, (end - 1) * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+        scores = cut_off(scores, given, end - 1, done, row, HAS_LEFT, HAS_RIGHT, BLOCK_N)
     weights, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
     weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
     if begin + 1 < end:
@@ -143,7 +151,7 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
         if HAS_LEFT:
             cut |= tile < whole
         if cut:
-            scores = hide(scores, row, tile * BLOCK_N, keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+            scores = cut_off(scores, given, tile, done, row, HAS_LEFT, HAS_RIGHT, BLOCK_N)
         following, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
@@ -157,87 +165,61 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, next_job, row,
     if LAZY:
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
     acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
-    # Here, where a product runs: four divisions, one after the other.  What has come is awaited once more: the wait for
-    # the product would be moved up before them.
-    at, step, tile, head, number = next_of(given, next_job, GRID)
-    if GRID != "tiles":
-        wait_tile(v_ring, count)
     acc = warpgroup_mma_wait(0, [acc])
     give_back(v_ring, count)
-    return acc, row_max, sums, count + 1, at, step, tile, head, number
+    return acc, row_max, sums, count + 1
 
 
 @gluon.jit
 @no_type_check
-def next_of(given, job, GRID: gl.constexpr):
-    """The job after this one: place in the grid's order, how far from one to the next, tile, head and sequence."""
-    at, step, tile, head, number, turn = job
-    if GRID != "tiles":
-        if GRID == "ticket":
-            at = told(given[8], turn + 1)
-        else:
-            at += step
-        tile, head, number = whose(at, given[6], step, GRID)
-    return at, step, tile, head, number
-
-
-@gluon.jit
-@no_type_check
-def attend_job(given, job, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
                PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
                TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
-    """Attend to a job's keys and send the output; tiles of keys and of queries there have been then; the next job."""
+    """Attend to a job's keys and send the output; how many tiles of keys there have been then."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     q_ring = given[4][0][WHICH]
     SPLIT: gl.constexpr = q_ring[0].shape[5] != BLOCK_V
-    at, step, tile, head, number, _turn = job
-    batch, query_start, _key_start, queries, keys, first, begin, whole, split, end = job_of(
-        tile, number, given[6], HAS_LEFT, HAS_RIGHT, PACKED, ROWS * GROUPS, BLOCK_N)
-    mine = head
-    if first < queries:
-        row = first + WHICH * ROWS
-        acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
-        row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
-        unseen = unseen_of(row, given[6], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
-        count = pass_over(given[4], count, unseen, given[5], WHICH, TURNS)
-        end -= unseen
+    _query_start, _head, _batch, queries, keys, first, begin, whole, split, end = told_job(given[8], done)
+    row = first + WHICH * ROWS
+    acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
+    unseen = unseen_of(row, given[6][5], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
+    count = pass_over(given[4], count, unseen, given[5], WHICH, TURNS)
+    end -= unseen
+    if SPLIT:
+        wait_tile(given[10][WHICH], done)
+    q = take(q_ring, done)
+    if begin < end:
+        held = row  # nothing that is read
         if SPLIT:
-            wait_tile(given[10][WHICH], done)
-        q = take(q_ring, done)
-        if begin < end:
-            held = row  # nothing that is read
-            if SPLIT:
-                held = tile_of(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
-            span = (begin, whole, split, end, keys)
-            acc, row_max, sums, count, at, step, tile, head, number = through_keys(
-                held, q, acc, row_max, sums, given, count, done, job, row, keys - queries, span, WHICH, HAS_LEFT,
-                HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, GRID, ROOM)
-        else:
-            if SPLIT:
-                give_back(given[10][WHICH], done)
-            if ROOM > 1:
-                leave(q_ring, done)
-            at, step, tile, head, number = next_of(given, job, GRID)
-        # The queries have been read: the output leaves from where they were, or the next can come.
-        place = q_ring[0].index(done % ROOM)
-        APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V and not SPLIT
-        if APART:
-            give_back(q_ring, done)
-            place = given[9].index(WHICH)
-        # A program of one job needs the place of the held half no more.
-        TWO: gl.constexpr = SPLIT and GRID == "tiles"
-        beside = place
-        if TWO:
-            beside = given[10][WHICH][0].index(0)
-        send(given, acc, row_max, sums, place, beside, mine, batch, query_start, queries, row, PACKED, not TWO)
-        done += 1
-        if GRID != "tiles" and ROOM == 1 and not APART:
-            leave(q_ring, done)
+            held = tile_of(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
+        acc, row_max, sums, count = through_keys(
+            held, q, acc, row_max, sums, given, count, done, row, (begin, whole, split, end), WHICH, HAS_LEFT,
+            HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, GRID, ROOM)
     else:
-        at, step, tile, head, number = next_of(given, job, GRID)
-    return count, done, at, step, tile, head, number
+        if SPLIT:
+            give_back(given[10][WHICH], done)
+        if ROOM > 1:
+            leave(q_ring, done)
+    # The queries have been read: the output leaves from where they were, or the next can come.
+    place = q_ring[0].index(done % ROOM)
+    APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V and not SPLIT
+    if APART:
+        give_back(q_ring, done)
+        place = given[9].index(WHICH)
+    # A program of one job needs the place of the held half no more.
+    TWO: gl.constexpr = SPLIT and GRID == "tiles"
+    beside = place
+    if TWO:
+        beside = given[10][WHICH][0].index(0)
+    send(given, acc, row_max, sums, place, beside, done, row, PACKED, not TWO)
+    if GRID != "tiles":
+        forget(given[8], done)
+        if ROOM == 1 and not APART:
+            leave(q_ring, done + 1)
+    return count
 
 
 @gluon.jit
@@ -246,27 +228,20 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
            BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
            MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each job."""
-    problem = given[6]
-    jobs = problem[7] * problem[8]
+    tickets = given[8]
     count = 0
     done = 0
-    turn = 0
-    if GRID == "ticket":
-        at = told(given[8], 0)
-        last = jobs
-        step = 1
-    else:
-        at, last, step = jobs_of(jobs, problem[10], problem[11], GRID != "tiles")
-    tile, head, number = whose(at, problem, step, GRID)
+    hear(tickets, 0)
     if GRID == "tiles":
-        attend_job(given, (at, step, tile, head, number, turn), count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED,
-                   BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
+        if number_of(tickets, 0, 0) >= 0:
+            attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX,
+                       LAZY, GRID, ROOM)
     else:
-        while at < last:
-            count, done, at, step, tile, head, number = attend_job(
-                given, (at, step, tile, head, number, turn), count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N,
-                BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)
-            turn += 1
+        while number_of(tickets, done, 0) >= 0:
+            count = attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS,
+                               MIX, LAZY, GRID, ROOM)
+            done += 1
+            hear(tickets, done)
     tma.store_wait(0)
 
 
@@ -293,9 +268,7 @@ def flash_hopper_forward(
             held_rings = (held_rings[0], held_rings[1], ring_of(q_desc, 1, 1))
     rings = (q_rings, ring_of(k_desc, KEY_STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     turns = barriers(GROUPS, 1)
-    tickets = rings[1]
-    if GRID == "ticket":
-        tickets = tickets_for(GROUPS)
+    tickets = tickets_for(GROUPS, 10)
     outs = q_rings[0][0]
     if out_desc.block_shape[4] != BLOCK_V and q_desc.block_shape[4] == BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)

@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from attnbench.kernels.flash_hopper_tiles import told_job
 from attnbench.kernels.hopper import ROWS, put, sync_warps
 
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -16,14 +17,15 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit
 @no_type_check
-def send(given, acc, row_max, sums, place, beside, head, batch, query_start, queries, row, PACKED: gl.constexpr,
+def send(given, acc, row_max, sums, place, beside, done, row, PACKED: gl.constexpr,
          ALONE: gl.constexpr):
     """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
 
     By places of half the columns it leaves in two parts, the second by way of `beside`: ALONE, that is the same place.
     Where no queries have the place, the last output may still be on its way from there.
     """
-    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, _tickets, _outs, _held_rings = given
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, tickets, _outs, _held_rings = given
+    query_start, head, batch, queries, _keys, _first, _begin, _whole, _split, _end = told_job(tickets, done)
     COLUMNS: gl.constexpr = out_desc.block_shape[4]
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.flash_tiles import keys_of_rows, sees, sequence, tiles_of
-from attnbench.kernels.hopper import ROWS
+from attnbench.kernels.hopper import ROWS, number_of
 from attnbench.kernels.rows import section_of
 
 NAN = gl.constexpr(tl.PropagateNan.ALL)
@@ -51,9 +51,9 @@ def whose(turn, problem, step, GRID: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def job_of(tile, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+def job_of(tile, head, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which rows a tile of a sequence is, and which tiles of keys they see."""
+    """A job as warpgroups are told it (see `told_job`), and where its keys begin."""
     cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, _heads, _pairs, _tiles, _group, _stretch, _sharers = problem
     batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     query_start = (query_start + batch * seqlen_q).to(gl.int32)
@@ -63,17 +63,31 @@ def job_of(tile, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexp
     low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
                                                 right, HAS_LEFT, HAS_RIGHT)
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
-    return batch, query_start, key_start, queries, keys, first, begin, whole, split, end
+    return (query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end), key_start
 
 
 @gluon.jit
 @no_type_check
-def unseen_of(row, problem, queries, keys, begin, end, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
+def told_job(tickets, turn):
+    """The turn-th job: its sequence's first query among all, or -1 if there is no further job; head; sequence; queries;
+    keys; its own first query; and tiles of keys: the first, the first that all rows see, and behind the last of each.
+
+    Read anew wherever it is needed: ten numbers are more than a thread has registers for.
+    """
+    return (number_of(tickets, turn, 0), number_of(tickets, turn, 1), number_of(tickets, turn, 2),
+            number_of(tickets, turn, 3), number_of(tickets, turn, 4), number_of(tickets, turn, 5),
+            number_of(tickets, turn, 6), number_of(tickets, turn, 7), number_of(tickets, turn, 8),
+            number_of(tickets, turn, 9))
+
+
+@gluon.jit
+@no_type_check
+def unseen_of(row, right, queries, keys, begin, end, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
     """How many of a job's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
     high = keys
     if HAS_RIGHT:
         last = gl.minimum(row + ROWS, queries) - 1
-        high = gl.minimum(gl.maximum(last + (keys - queries + problem[5] + 1), 0), keys)
+        high = gl.minimum(gl.maximum(last + (keys - queries + right + 1), 0), keys)
     seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, begin)
     return gl.where(row < queries, end - gl.minimum(seen, end), end - begin)
 

@@ -268,16 +268,6 @@ def forget(tickets, turn):
     mbarrier.arrive(tickets[2].index(turn % 2))
 
 
-@gluon.jit
-@no_type_check
-def told(tickets, turn):
-    """The first of the turn-th numbers, when they have been told; those before are forgotten."""
-    hear(tickets, turn)
-    if turn > 0:
-        forget(tickets, turn - 1)
-    return number_of(tickets, turn, 0)
-
-
 def shared_out(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
     """Programs of a grid, how many jobs are shared out together, and among how many programs: for `jobs_of`.
 
