@@ -381,7 +381,7 @@ def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
         name_checkouts([str(checkout / "generative_recommenders")], "attnbench run")
 
 
-def test_a_note_spells_a_cut_as_configurations_do():
+def test_a_note_names_a_cut_in_the_words_of_configurations():
     from attnbench.backends.hstu_triton import _said
     from attnbench.kernels.hstu_dense_configs import ColumnConfig, ForwardConfig
 

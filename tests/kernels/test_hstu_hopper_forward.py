@@ -33,6 +33,7 @@ CASES = {
     "prefix-not-causal": ({"seqlen": 150, "lengths": "150:20", "contextual_len": 5, "causal": False}, "wide", "three"),
     "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"}, "sections", "deep",
                 "deep-three"),
+    "empty-with-targets": ({"batch": 3, "seqlen": 130, "lengths": "130:0:1", "num_targets": "3:0:1"}, "deep", "three"),
     "many-targets": ({"seqlen": 300, "lengths": "300:299", "num_targets": "210:1"}, "three", "sections"),
     "targets-not-causal": ({"seqlen": 150, "lengths": "150:7", "num_targets": "29:7", "causal": False}, "wide", "two"),
     "window": ({"batch": 1, "seqlen": 400, "max_attn_len": 90}, "two", "deep-three"),
@@ -44,8 +45,8 @@ CASES = {
                "sections", "one-stage"),
     "cached-all": ({"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
                     "max_attn_len": 12}, "three", "sections", "deep-three"),
-    "odd-dims": ({"batch": 1, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections"),
-    "narrow-values": ({"batch": 1, "seqlen": 140, "attn_dim": 48, "linear_dim": 16}, "deep", "deep-three"),
+    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections"),
+    "narrow-values": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 48, "linear_dim": 16}, "deep", "deep-three"),
     "factors": ({"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7}, "two", "wide"),
     "many-tiles-and-heads": ({"nheads": 2, "seqlen": 300, "lengths": "300:64"}, "wide", "deep", "sections"),
 }
@@ -99,7 +100,7 @@ def test_the_same_bits_in_whatever_order_its_parts_run(cut):
 
 def test_the_dims_of_the_bars():
     for dim in (32, 64, 128, 256):
-        case = case_of(batch=1, seqlen=150, attn_dim=dim, linear_dim=dim)
+        case = case_of(batch=3, seqlen=150, attn_dim=dim, linear_dim=dim)  # several jobs a program
         inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
         held(case, inputs, run(case, inputs, TWO, seed=dim))
 

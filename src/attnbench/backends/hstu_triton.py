@@ -24,7 +24,7 @@ LARGEST_DIM = 256
 
 
 class HstuTriton(OurTriton):
-    """Buffers are there before; nothing is allocated in a call."""
+    """Buffers are there before; a call allocates nothing but a ticket's four bytes."""
 
     name = "hstu-triton"
     title = "HSTU, ours (Triton)"
@@ -119,7 +119,7 @@ def _spell(name: str, value: Any) -> str:
 
 
 def _said(cut: Any, without: tuple[str, ...] = ()) -> str:
-    """A cut as configurations spell it: tiles, warps, stages, and whatever is not as where nothing is said."""
+    """A cut in the words of configurations: tiles, warps, stages, and whatever is not as where nothing is said."""
     changed = {field.name: getattr(cut, field.name) for field in fields(cut)
                if field.default is not MISSING and getattr(cut, field.name) != field.default
                and field.name not in without}
@@ -139,7 +139,7 @@ _COLUMNS = {64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2)
             128: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1),
                   (64, 128, 8, 2), (64, 128, 8, 3)),
             256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
-# Of the kernel for Hopper: what spills nothing in the loop that masks nothing, with room for one program an SM.
+# Of the kernel for Hopper: what spills nothing in its loop, with room for one program an SM.
 _HOPPER = {64: ((128, 64, 8, 3), (128, 64, 8, 6), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3),
                 (192, 64, 12, 4), (192, 64, 12, 6), (192, 64, 12, 8)),
            128: ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (192, 64, 12, 2), (192, 64, 12, 3)),

@@ -5,7 +5,7 @@
 
 There is no softmax: no maximum, no rescaling, and the factor c comes once at the end.  Programs start with the
 longest rows.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values fit the L2
-together, since each row tile of a pair reads them all again.  No workspace.
+together, since each row tile of a pair reads them all again.  No workspace, but for the Hopper kernel's ticket.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ import triton.language as tl
 from attnbench.kernels.rows import load_rows
 
 COUNTS = ("contextual_len", "group", "heads", "pairs", "rows", "tiles", "window")
-"""Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew."""
+"""Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
+than SMs are drawn."""
 
 
 @triton.jit

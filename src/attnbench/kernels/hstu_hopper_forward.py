@@ -75,9 +75,10 @@ def job_at(at, problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARG
     after = (blocks + GROUPS - 1) // GROUPS - (tiles - 1 - tile)
     start = (blocks - after * GROUPS) * ROWS
     first = first_query + start
+    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, keys) - 1, 0)  # of no keys nothing is looked at
     begin, whole, split, end, own, masked = tiles_of_rows(
-        gl.maximum(first, first_query), gl.minimum(first + ROWS * GROUPS, keys) - 1, prefix, seen, window, CAUSAL,
-        HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, BLOCK_N)
+        gl.maximum(first, first_query), last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW,
+        BLOCK_N)
     job = (query_start.to(gl.int32), pair - number * heads, keys, first_query, seen, prefix, start, begin, whole, split,
            end, own, masked)
     return job, key_start.to(gl.int32), after > 0
@@ -285,7 +286,7 @@ def send(given, acc, done, WHICH: gl.constexpr, GROUPS: gl.constexpr):
 def attend(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
            HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
            GROUPS: gl.constexpr):
-    """A warpgroup's work: rows from 64 WHICH of each job."""
+    """A warpgroup's work: its 64 rows of each job, as of `share_of`."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     rings, tickets = given[2], given[6]
     q_ring = rings[0][WHICH]
