@@ -26,21 +26,23 @@ SHAPES = {
 "Dims, cut and whether every mask, by the Triton that compiles them; each takes seconds."
 
 
-def job_of(dim, config, every_mask):
-    """What the launcher launches."""
+def job_of(dim, config, every_mask, batch=BATCH):
+    """What the launcher launches; of a batch of 1 one job, which is not drawn."""
+    heads, seqlen = (HEADS, SEQLEN) if batch > 1 else (1, 64)
+
     def offsets(length):
         return torch.empty(length, dtype=torch.int64, device="meta")
 
-    q, k, v, out = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    q, k, v, out = (torch.empty(batch * seqlen, heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     problem = Problem(
-        offsets=offsets(BATCH + 1), offsets_q=offsets(BATCH + 1) if every_mask else None,
-        num_targets=offsets(BATCH) if every_mask else None, max_seqlen=SEQLEN, max_seqlen_q=SEQLEN, alpha=0.1,
-        scaling_seqlen=SEQLEN, causal=True, contextual_len=8 if every_mask else 0,
+        offsets=offsets(batch + 1), offsets_q=offsets(batch + 1) if every_mask else None,
+        num_targets=offsets(batch) if every_mask else None, max_seqlen=seqlen, max_seqlen_q=seqlen, alpha=0.1,
+        scaling_seqlen=seqlen, causal=True, contextual_len=8 if every_mask else 0,
         max_attn_len=100 if every_mask else None)
     with recorded(hstu_dense_forward, "hstu_hopper_forward", capability=90) as jobs:
         hstu_dense_forward.launch_forward(q, k, v, out, problem, config)
     (job,) = jobs
-    return replace(job, label=f"d{dim} {config} {every_mask}")
+    return replace(job, label=f"d{dim} {config} {every_mask} {batch}")
 
 
 def faults(one, dim, config, *, every_mask, version):
@@ -75,9 +77,11 @@ def faults(one, dim, config, *, every_mask, version):
 def test_nothing_spills_and_silu_runs_beside_products(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    made = [job_of(*shape) for shape in SHAPES[version]]
+    shapes = [*SHAPES[version], (*SHIPPED[0], 1)]
+    made = [job_of(*shape) for shape in shapes]
+    assert [job.constants["DRAWS"] for job in made] == [True] * len(SHAPES[version]) + [False]
     found = compile_with({version: tritons()[version]}, made)[version]
-    assert not {job.label: wrong for job, (dim, config, every_mask) in zip(made, SHAPES[version], strict=True)
+    assert not {job.label: wrong for job, (dim, config, every_mask, *_) in zip(made, shapes, strict=True)
                 if (wrong := faults(found[job.label], dim, config, every_mask=every_mask,
                                      version=version))}
 
