@@ -49,9 +49,9 @@ def faults(one, dim, config, *, every_mask, version):
     """What is not as it should be.
 
     Triton 3.9 puts by what a thread knows of its place, at the start, and over 128 dims fetches one of it for a tile it
-    masks; with a mask of every kind 3.6 puts by numbers of that, too, once a job.
+    masks.
     """
-    put_by = 45 if version == "pinned" or every_mask else 0
+    put_by = 45 if version == "pinned" else 0
     wrong = [f"{one.spills} spills"] * (one.spills > put_by) + ["serialized"] * one.serialized
     # The loader is one warp: where it tells a job, and that there is none, it meets by a barrier of its own.
     wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > 2)

@@ -91,18 +91,18 @@ def scores_of(held, q, k, none):
 @no_type_check
 def cut_off(scores, given, tile, done, row, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
     """Scores of a tile of keys with those at -∞ that the mask hides."""
-    problem = given[6]
+    left, right = given[6]
     job = told_job(given[8], done)
-    return hide(scores, row, tile * BLOCK_N, job[4], job[4] - job[3], problem[4], problem[5], HAS_LEFT, HAS_RIGHT)
+    return hide(scores, row, tile * BLOCK_N, job[4], job[4] - job[3], left, right, HAS_LEFT, HAS_RIGHT)
 
 
 @gluon.jit
 @no_type_check
 def through_keys(held, q, acc, row_max, sums, given, count, done, row, span, WHICH: gl.constexpr,
                  HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
-                 MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
+                 MIX: gl.constexpr, LAZY: gl.constexpr, ROOM: gl.constexpr):
     """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, _problem, scale, _tickets, _outs, held_rings = given
+    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, _reach, scale, _tickets, _outs, held_rings = given
     begin, whole, split, end = span
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -173,7 +173,7 @@ def through_keys(held, q, acc, row_max, sums, given, count, done, row, span, WHI
 @gluon.jit
 @no_type_check
 def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-               PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr,
+               PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
                TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """Attend to a job's keys and send the output; how many tiles of keys there have been then."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -185,7 +185,7 @@ def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, 
     acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
-    unseen = unseen_of(row, given[6][5], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
+    unseen = unseen_of(row, given[6][1], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
     count = pass_over(given[4], count, unseen, given[5], WHICH, TURNS)
     end -= unseen
     if SPLIT:
@@ -197,7 +197,7 @@ def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, 
             held = tile_of(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
         acc, row_max, sums, count = through_keys(
             held, q, acc, row_max, sums, given, count, done, row, (begin, whole, split, end), WHICH, HAS_LEFT,
-            HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, GRID, ROOM)
+            HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, ROOM)
     else:
         if SPLIT:
             give_back(given[10][WHICH], done)
@@ -225,7 +225,7 @@ def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, 
 @gluon.jit
 @no_type_check
 def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
+           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, TURNS: gl.constexpr,
            MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
     """A warpgroup's work: rows from 64 WHICH of each job."""
     tickets = given[8]
@@ -234,11 +234,11 @@ def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.con
     hear(tickets, 0)
     if GRID == "tiles":
         if number_of(tickets, 0, 0) >= 0:
-            attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX,
+            attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX,
                        LAZY, GRID, ROOM)
     else:
         while number_of(tickets, done, 0) >= 0:
-            count = attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS,
+            count = attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS,
                                MIX, LAZY, GRID, ROOM)
             done += 1
             hear(tickets, done)
@@ -274,27 +274,27 @@ def flash_hopper_forward(
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr, held_rings)
-    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, problem, scale, tickets, outs, held_rings)
+    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, (left, right), scale, tickets, outs, held_rings)
     # Constants are written out each time: in a tuple they would be numbers of the run.
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 1], [REGISTERS, 24])
     elif GROUPS == 3:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, GROUPS, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
+            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
             (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 

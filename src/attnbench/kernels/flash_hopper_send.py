@@ -24,7 +24,7 @@ def send(given, acc, row_max, sums, place, beside, done, row, PACKED: gl.constex
     By places of half the columns it leaves in two parts, the second by way of `beside`: ALONE, that is the same place.
     Where no queries have the place, the last output may still be on its way from there.
     """
-    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _problem, scale, tickets, _outs, _held_rings = given
+    out_desc, lse_ptr, lse_batch, lse_head, _rings, _turns, _reach, scale, tickets, _outs, _held_rings = given
     query_start, head, batch, queries, _keys, _first, _begin, _whole, _split, _end = told_job(tickets, done)
     COLUMNS: gl.constexpr = out_desc.block_shape[4]
     OF_ROWS: gl.constexpr = row_max.type.layout

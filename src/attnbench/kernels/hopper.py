@@ -221,7 +221,7 @@ def draw(drawn_ptr):
 
 @gluon.jit
 @no_type_check
-def tickets_for(READERS: gl.constexpr, COUNT: gl.constexpr = 1):
+def tickets_for(READERS: gl.constexpr, COUNT: gl.constexpr):
     """A ring of COUNT numbers each that one warp tells to so many warpgroups; before the warps part."""
     numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return numbers, barriers(2, 1), barriers(2, READERS)
