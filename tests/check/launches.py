@@ -77,6 +77,9 @@ class SumWorkload(Workload):
             return dict(outputs)
         return {name: torch.stack([t[b, :, h] for b, h in draw.pairs]) for name, t in outputs.items()}
 
+    def signs(self, case: SumCase) -> Mapping[str, str]:
+        return dict.fromkeys(("x", "out"), "x") | dict.fromkeys(("dout", "dx"), "dout")
+
     def suspects(
         self, variant: str, case: SumCase, inputs: SumInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
@@ -201,6 +204,16 @@ class Forgetful(Session):
     def forward(self) -> None:
         super().forward()
         self.inputs.x.mul_(1.25)
+
+
+class ReadsLate(Session):
+    """Views of the inputs, read when the outputs are asked for."""
+
+    def forward(self) -> None:
+        self.calls += 1
+
+    def launch(self) -> Launch:
+        return Launch(forward=self.forward, backward=self.backward, outputs=self.compute, reload=self.reload)
 
 
 class Late(Buffered):

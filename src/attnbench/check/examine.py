@@ -3,6 +3,9 @@
     launch on the first data          right? inputs untouched? finished when its stream is?
     reload fresh data, launch         right, or still the old answer?
     poison the outputs, launch        everything written? right a second time, with nothing reloaded?
+        and overwrite the inputs      done with them when it returns, or does it read them later?
+    behind other work (GPU): reload   in order with its stream at both ends?
+        the first data, launch
     reload the first data, launch     the state the timing starts from
     … timing …
     look, poison, launch              right as the timing left it, and right once more?
@@ -25,6 +28,7 @@ from attnbench.check.compare import Comparison, Truth, compare, matches
 from attnbench.check.globals import GlobalState
 from attnbench.check.poison import bits, poison_free_memory, poison_outputs, unusable
 from attnbench.check.reference import Reference, References
+from attnbench.check.variation import Variation
 from attnbench.errors import AttnbenchError
 from attnbench.record import Error
 
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from attnbench.backends.base import Budget, Launch
 
 FOLLOWED = "chose otherwise than the oracle and as well, within rounding: held against what follows from its choice"
+
+HELD_CYCLES = 40_000_000
+"How long a GPU's stream is held, in cycles of its clock (some 20 ms), while a launch is queued behind."
 
 SETTLE_S = 0.03
 "Given to work on another thread of a CPU to show itself; a GPU is synchronised instead."
@@ -51,7 +58,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-class _Wrong(Exception):
+class Wrong(Exception):
     """Ends an examination with its reason."""
 
     def __init__(self, reason: str, errors: Mapping[str, Error] | None = None) -> None:
@@ -74,7 +81,7 @@ def examine(
         budget: of the backend for this case.
         announce: told what is about to be done, for the worker's blame.
     """
-    return _Examination(launch, references, variant, budget, announce).run(_Examination.before)
+    return Examination(launch, references, variant, budget, announce).run(Examination.before)
 
 
 def recheck(
@@ -82,11 +89,13 @@ def recheck(
     announce: Callable[[str], None] = lambda phase: None,
 ) -> Outcome:
     """Examine a launch again after it was timed; the first inputs are still loaded."""
-    return _Examination(launch, references, variant, budget, announce).run(_Examination.after)
+    return Examination(launch, references, variant, budget, announce).run(Examination.after)
 
 
 @dataclass(slots=True)
-class _Examination:
+class Examination:
+    """What examinations of one launch share."""
+
     launch: Launch
     references: References
     variant: str
@@ -95,7 +104,7 @@ class _Examination:
     notes: list[str] = field(default_factory=list)
     state: GlobalState = field(init=False)
 
-    def run(self, procedure: Callable[[_Examination], Mapping[str, Error]]) -> Outcome:
+    def run(self, procedure: Callable[[Examination], Mapping[str, Error]]) -> Outcome:
         """Turn what a procedure returns or raises into an outcome."""
         self.notes += self.references.notes
         # The oracle first: its memory and its time are not the launch's.
@@ -105,7 +114,7 @@ class _Examination:
         reason, errors = None, None
         try:
             errors = procedure(self)
-        except _Wrong as wrong:
+        except Wrong as wrong:
             reason, errors = str(wrong), wrong.errors
         finally:
             self._put_back()
@@ -117,6 +126,7 @@ class _Examination:
         self.notes += [note for note in self.state.restore() if note not in self.notes]
 
     def before(self) -> Mapping[str, Error]:
+        """Examine before timing."""
         first, second = self.references.first, self.references.second
         self.announce("check: first data")
         poison_free_memory(first.inputs.tensors().values(), self.references.device)
@@ -131,8 +141,9 @@ class _Examination:
         self._fresh(outputs)
 
         self.announce("check: poisoned outputs")
-        self._right(self._poisoned(outputs), second, "wrong on a second call with the same inputs: ")
+        self._again(outputs)
         self._untouched()
+        self._queued()
 
         self.announce("check: first data again")
         self.launch.reload(first.inputs)
@@ -141,6 +152,7 @@ class _Examination:
         return errors
 
     def after(self) -> Mapping[str, Error]:
+        """Examine as timing left it."""
         first = self.references.first
         self.announce("check: after timing")
         self._synchronise()
@@ -151,12 +163,46 @@ class _Examination:
         self._right(self._poisoned(outputs), first, words)
         return errors
 
+    def _again(self, outputs: Mapping[str, Tensor]) -> None:
+        """Right a second time, over poison, and with inputs that are overwritten once the call has returned?"""
+        second = self.references.second
+        try:
+            variation = Variation(second.workload, second.case, second.inputs)
+            found = self._finished(settle=True, poisoned=outputs, overwritten=variation)
+            self._right(found, second, "with its inputs overwritten after the call: ")
+        except Wrong:
+            # Without that it is wrong in another way, which is told by its own words.
+            self._right(self._poisoned(outputs), second, "wrong on a second call with the same inputs: ")
+            raise
+
+    def _queued(self) -> None:
+        """On a GPU: right where the data comes late, and goes right behind the call?
+
+        Everything is queued while the stream is held.  A launch that works on another stream without waiting
+        for this one reads old data; one that is not waited for has not written yet, or reads what comes next.
+        """
+        device = self.references.device
+        if device.type != "cuda":
+            return
+        import torch
+
+        first, second = self.references.first, self.references.second
+        self.announce("check: behind other work")
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(HELD_CYCLES)
+        self.launch.reload(first.inputs)
+        self._launch()
+        found = {name: tensor.detach().clone() for name, tensor in self.launch.outputs().items()}
+        self.launch.reload(second.inputs)
+        torch.cuda.synchronize(device)
+        self._right(found, first, "out of order with its stream: queued behind other work, ")
+
     def _launch(self, *, poisoned: Mapping[str, Tensor] | None = None) -> None:
         if self.launch.reset is not None:
             self.launch.reset()
         if poisoned is not None:
             # After the reset, which is not timed: the outputs are the call's own work.
-            poison_outputs(poisoned if self.launch.reset is None else self.launch.outputs(), self._inputs())
+            poison_outputs(poisoned if self.launch.reset is None else self.launch.outputs(), self.inputs())
             poison_free_memory(poisoned.values(), self.references.device)
         self.launch.call("fwd" if self.references.case.mode == "fwd" else "fwd-bwd")()
 
@@ -169,28 +215,36 @@ class _Examination:
     def _poisoned(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._finished(settle=True, poisoned=outputs)
 
-    def _inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[Tensor]:
+        """Every tensor of both sets of inputs."""
         sets = (self.references.first.inputs, self.references.second.inputs)
         return [tensor for inputs in sets for tensor in inputs.tensors().values()]
 
     def _finished(
-        self, *, settle: bool = False, poisoned: Mapping[str, Tensor] | None = None
+        self, *, settle: bool = False, poisoned: Mapping[str, Tensor] | None = None,
+        overwritten: Variation | None = None,
     ) -> Mapping[str, Tensor]:
         """Launch, and hold what its own stream has done against what is there in the end."""
         import torch
 
         self._synchronise()
         self._launch(poisoned=poisoned)
-        # On the launch's stream: behind its work, but not behind what it started elsewhere.
-        seen = {name: bits(tensor).clone() for name, tensor in self.launch.outputs().items()}
-        self._synchronise()
-        if settle and self.references.device.type == "cpu":
-            time.sleep(SETTLE_S)
-        outputs = self.launch.outputs()
+        if overwritten is not None:
+            overwritten.apply()
+        try:
+            # On the launch's stream: behind its work, but not behind what it started elsewhere.
+            seen = {name: bits(tensor).clone() for name, tensor in self.launch.outputs().items()}
+            self._synchronise()
+            if settle and self.references.device.type == "cpu":
+                time.sleep(SETTLE_S)
+            outputs = self.launch.outputs()
+        finally:
+            if overwritten is not None:
+                overwritten.undo()
         for name, before in seen.items():
             if not torch.equal(before, bits(outputs[name])):
                 count = int((before != bits(outputs[name])).sum())
-                raise _Wrong(f"{name}: unfinished work: {count} of {before.numel()} elements changed after the "
+                raise Wrong(f"{name}: unfinished work: {count} of {before.numel()} elements changed after the "
                              "launch's stream was done; it does not wait for another stream or thread")
         return outputs
 
@@ -198,7 +252,7 @@ class _Examination:
         names = [*self.references.first.changed(), *self.references.second.changed()]
         if names:
             unique = ", ".join(dict.fromkeys(names))
-            raise _Wrong(f"changed inputs: {unique}{f' ({words})' if words else ''}")
+            raise Wrong(f"changed inputs: {unique}{f' ({words})' if words else ''}")
 
     def _right(self, outputs: Mapping[str, Tensor], reference: Reference, words: str = "") -> Mapping[str, Error]:
         found, truth, result = self._compare(outputs, reference, words)
@@ -208,8 +262,8 @@ class _Examination:
         suspect = self._suspect(found, result, reference, truth)
         # An unwritten part that holds something harmless shows itself only under poison.
         if not words:
-            _check_form(self._poisoned(outputs), truth, words)
-        raise _Wrong(words + "; ".join(result.faults.values()) + suspect, result.errors)
+            check_form(self._poisoned(outputs), truth, words)
+        raise Wrong(words + "; ".join(result.faults.values()) + suspect, result.errors)
 
     def _fresh(self, outputs: Mapping[str, Tensor]) -> None:
         """Right for the second data, and if not: is it the answer to the first?"""
@@ -221,9 +275,9 @@ class _Examination:
         wrong = [name for name in result.faults if name in truth.oracle] or list(truth.oracle)
         old = first.select(dict(outputs)), self._truth(outputs, first)[0].oracle
         if matches(*old, truth, self.budget, wrong):
-            raise _Wrong("cached answer: after new inputs the outputs are still those of the old ones: "
+            raise Wrong("cached answer: after new inputs the outputs are still those of the old ones: "
                          f"{', '.join(wrong)}", result.errors)
-        raise _Wrong("on fresh data: " + "; ".join(result.faults.values()), result.errors)
+        raise Wrong("on fresh data: " + "; ".join(result.faults.values()), result.errors)
 
     def _compare(
         self, outputs: Mapping[str, Tensor], reference: Reference, words: str
@@ -231,13 +285,13 @@ class _Examination:
         """The drawn part of the outputs, what it is held against, and how it fares."""
         import torch
 
-        _check_form(outputs, reference.truth(self.variant), words)
+        check_form(outputs, reference.truth(self.variant), words)
         truth, faults = self._truth(outputs, reference)
         with torch.no_grad():
             try:
                 found = reference.select({name: outputs[name].detach() for name in truth.oracle})
             except AttnbenchError as wrong:
-                raise _Wrong(f"{words}{wrong}") from None
+                raise Wrong(f"{words}{wrong}") from None
             return found, truth, Comparison({}, faults) if faults else compare(found, truth, self.budget)
 
     def _truth(self, outputs: Mapping[str, Tensor], reference: Reference) -> tuple[Truth, dict[str, str]]:
@@ -253,6 +307,22 @@ class _Examination:
             self.notes.append(FOLLOWED)
         return truth, faults
 
+    def hold(self, outputs: Mapping[str, Tensor], reference: Reference) -> None:
+        """Hold outputs against a reference, whenever it may be.
+
+        Raises:
+            Wrong: they are not right.
+        """
+        self.state = GlobalState.capture()
+        _, _, result = self._compare(outputs, reference, "")
+        self.references.forget()
+        if not result.ok:
+            raise Wrong("; ".join(result.faults.values()), result.errors)
+
+    def is_gradient(self, name: str) -> bool:
+        """Whether an output is one of the backward."""
+        return name != "out" and name in self.references.first.truth(self.variant).oracle
+
     def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:
         workload, case = reference.workload, reference.case
         for words, answer in workload.suspects(self.variant, case, reference.inputs, draw=reference.draw):
@@ -261,13 +331,13 @@ class _Examination:
         return ""
 
 
-def _check_form(outputs: Mapping[str, Tensor], truth: Truth, words: str) -> None:
+def check_form(outputs: Mapping[str, Tensor], truth: Truth, words: str) -> None:
     """Refuse outputs that are missing, of another dtype, unwritten or not finite."""
     for name in truth.oracle:
         if name not in outputs:
-            raise _Wrong(f"{words}{name}: missing from the outputs ({', '.join(outputs)})")
+            raise Wrong(f"{words}{name}: missing from the outputs ({', '.join(outputs)})")
         if outputs[name].dtype != truth.dtype:
-            raise _Wrong(f"{words}{name}: dtype={outputs[name].dtype} is wrong; {truth.dtype}")
+            raise Wrong(f"{words}{name}: dtype={outputs[name].dtype} is wrong; {truth.dtype}")
     faults = [fault for name in truth.oracle if (fault := unusable(name, outputs[name].detach()))]
     if faults:
-        raise _Wrong(words + "; ".join(faults))
+        raise Wrong(words + "; ".join(faults))

@@ -5,18 +5,23 @@ often first, and none follows the same one more often), so that a clock that dri
 heats up and a neighbour that wakes touch all alike, and the ratio of two samples of one round is
 free of them.  Rounds are queued in batches behind a backlog (`stage`), read by a timer (`timer`),
 and go on until what was asked for is known (`stats.stopping`).
+
+Between batches, at moments drawn from the operating system's entropy, each subject that has an
+inspector (`subject`) is looked at in a sample of its own, which is not recorded.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.measure.inspections import Inspections
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
@@ -133,7 +138,7 @@ def sample(
     if plan.timer != "all":
         return _sample(subjects, choose(plan.timer, device), device, plan, announce)
     timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
-    share = replace(plan, max_seconds=plan.max_seconds / len(timers))
+    share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
     groups = {timer.name: _sample(subjects, timer, device, share, announce) for timer in timers}
     first = groups[timers[0].name]
     first.by_timer = {name: group.timings for name, group in groups.items()}
@@ -185,6 +190,11 @@ class _Sampler:
         self.device_s = [0.0] * len(subjects)
         "device time of one sample of each, from the last batch"
         self.batch_s = BATCH_S
+        self.inspections = Inspections(subjects, timer, stage, announce)
+
+    def spent_s(self) -> float:
+        """Time spent sampling, without inspections."""
+        return time.perf_counter() - self.begun - self.inspections.spent_s
 
     def warm_up(self) -> None:
         """Untimed rounds: as many as asked for, or until clocks and caches have settled."""
@@ -209,7 +219,10 @@ class _Sampler:
             done = len(self.readings[0])
             self._batch(self._fit(self.rule.next_look(done) - done), keep=True)
             samples = [[reading.ms for reading in readings] for readings in self.readings]
-            if why := self.rule.decide(samples, time.perf_counter() - self.begun):
+            why = self.rule.decide(samples, self.spent_s())
+            if self.inspections.due(self.spent_s(), last=bool(why)):
+                self.inspections.inspect([statistics.median(times) for times in samples], self.spent_s)
+            if why:
                 return why
             self._cool()
 
@@ -248,7 +261,7 @@ class _Sampler:
             return 1  # how far the host must be ahead of a longer batch is not known yet
         seconds = self.batch_s
         if self.begun and self.plan.iterations is None:
-            seconds = min(seconds, self.plan.max_seconds - (time.perf_counter() - self.begun))
+            seconds = min(seconds, self.plan.max_seconds - self.spent_s())
         return max(1, min(rounds, MAX_BATCH // len(self.subjects), int(seconds / self.round_s)))
 
     def _batch(self, rounds: int, *, keep: bool) -> None:
@@ -303,7 +316,7 @@ class _Sampler:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
             pause = PAUSE_S
             if self.plan.iterations is None:
-                pause = min(pause, (self.plan.max_seconds - (time.perf_counter() - self.begun)) / 2)
+                pause = min(pause, (self.plan.max_seconds - self.spent_s()) / 2)
             time.sleep(max(0.0, pause))
 
 

@@ -53,6 +53,9 @@ class Stage(ABC):
     def flush(self) -> None:  # noqa: B027 (a device without a cold state has nothing to do)
         """Put the cache into the declared state where that takes no call of the subject (cold)."""
 
+    def lead(self, seconds: float) -> None:  # noqa: B027 (a device that queues nothing has no backlog)
+        """Hold the device, so that the host gets ahead of it."""
+
     def begin(self, lead_s: float) -> None:
         """Start a batch; hold the device for `lead_s` so that the host gets ahead."""
         self._begun = time.perf_counter()
@@ -116,7 +119,7 @@ class CudaStage(Stage):
             raise Unavailable(f"{device}: l2=cold needs the size of the L2, which the driver does not say; --l2 warm")
         self._current: Any = torch.cuda.device(device)
         with torch.cuda.device(device):  # triton compiles and launches for the current device, wherever the tensors are
-            self._flush: Any = Flush(device, size) if self.l2 == "cold" and size else None
+            self._flush: Any = Flush(device, size) if size else None
             self._marker = Marker(device, slots=2 * MAX_BATCH)
         self._cycles_per_s = 1e3 * _max_clock_khz(device)
         synchronize(device)
@@ -135,28 +138,32 @@ class CudaStage(Stage):
 
     def begin(self, lead_s: float) -> None:
         """Start a batch behind a spin kernel of `lead_s`."""
-        import torch
-
         self._marker.start()
         synchronize(self.device)
-        if lead_s > 0:
-            torch.cuda._sleep(int(min(lead_s, MAX_LEAD_S) * self._cycles_per_s))
+        self.lead(lead_s)
         super().begin(lead_s)
+
+    def lead(self, seconds: float) -> None:
+        """Put a spin kernel into the stream."""
+        import torch
+
+        if seconds > 0:
+            torch.cuda._sleep(int(min(seconds, MAX_LEAD_S) * self._cycles_per_s))
 
     def ready(self, subject: Subject) -> None:
         """Reset; then flush the L2 (cold) or let the subject fill it by a call of its own (warm)."""
         if subject.reset:
             subject.reset()
-        if self._flush is not None:
-            self._flush()
-        else:
+        if self.l2 == "warm" and subject.callable_untimed:
             subject.call()
             if subject.reset:
                 subject.reset()
+        elif self._flush is not None:
+            self._flush()
 
     def flush(self) -> None:
         """Put a flush of the L2 into the stream (cold)."""
-        if self._flush is not None:
+        if self.l2 == "cold":
             self._flush()
 
     def mark(self) -> None:

@@ -4,7 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from attnbench.errors import AttnbenchError
+
+
+class Misleading(AttnbenchError):
+    """The times of a subject are not those of its work."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(reason)
+        self.subject = subject
+
+
+class Inspector(Protocol):
+    """Looks at single samples of one subject: was the work done, all of it, and inside the sample?"""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is a suspicion that more looks must confirm."""
+        ...
+
+    def disturb(self) -> None:
+        """Right before an ordinary sample, untimed: reset, and what `prepare` does to caches, without new data."""
+        ...
+
+    def prepare(self) -> None:
+        """Right before a sample, untimed: reset, load data never seen, spoil old outputs; queues work on a GPU."""
+        ...
+
+    def finish(self, ordinary_ms: float, new_ms: float) -> str | None:
+        """Right after it: look at the outputs, and leave the subject as it was before `prepare`.
+
+        Args:
+            ordinary_ms: an ordinary sample of the subject, taken just before by the same timer.
+            new_ms: the sample after `prepare`.
+
+        Returns:
+            Words for why the subject's times are not those of its work; None where they may be.
+        """
+        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,3 +58,6 @@ class Subject:
     "the kernel's own figure for the last call"
     capturable: bool = True
     "may be recorded in a CUDA graph"
+    callable_untimed: bool = True
+    "may be called to warm the caches before a sample; False: the caches are flushed instead"
+    inspector: Inspector | None = None

@@ -62,6 +62,8 @@ class Timer(ABC):
     "smallest step of a reading"
     device_time: ClassVar[bool] = True
     "reads the device's time alone, so that two such timers ought to agree"
+    inspects: ClassVar[bool] = True
+    "times a single call after a reset of its own; not one that replays what it recorded, or is told its readings"
 
     def probe(self, device: str) -> None:
         """Whether this timer works here.

@@ -11,6 +11,7 @@ from attnbench.backends.base import Backend, Launch
 from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.globals import GlobalState
 from attnbench.errors import Unavailable, Unsupported, UsageError
+from attnbench.measure.subject import Misleading
 from attnbench.measure.timer import Untimed
 from attnbench.worker.blame import Word
 from attnbench.worker.outcome import RecordBuilder
@@ -57,7 +58,7 @@ class Entry:
 
 def guilty_of(error: Exception, word: Word, sampled: Sequence[Entry]) -> Entry | None:
     """Whose doing an exception during sampling was; None for the harness's own."""
-    if isinstance(error, Untimed):
+    if isinstance(error, Untimed | Misleading):
         return next((entry for entry in sampled if entry.builder.name == error.subject), None)
     if isinstance(error, Unavailable | UsageError):
         return None

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import Machine
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.globals import GlobalState
+from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
 from attnbench.machine.ceilings import ceilings
 from attnbench.measure.memory import peak
 from attnbench.measure.sampling import GroupTiming, Plan, sample
 from attnbench.measure.stage import synchronize
-from attnbench.measure.subject import Subject
+from attnbench.measure.subject import Misleading, Subject
 from attnbench.measure.times import to_time
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
@@ -213,15 +214,16 @@ class GroupRun:
             return Outcome(True)
         self.page.say(entry.index, phase)
         builder = entry.builder
-        outcome = procedure(
-            entry.launch, self.references, variant=entry.backend.variant, budget=entry.backend.budget(self.case),
-            announce=lambda phase: self.page.say(entry.index, phase),
-        )
+        outcome = procedure(entry.launch, self.references, **self._terms(entry))
         synchronize(self.device)
         builder.note(*outcome.notes)
         if outcome.errors:
             builder.errors = outcome.errors
         return outcome
+
+    def _terms(self, entry: Entry) -> dict[str, Any]:
+        return {"variant": entry.backend.variant, "budget": entry.backend.budget(self.case),
+                "announce": lambda phase: self.page.say(entry.index, phase)}
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
@@ -267,6 +269,7 @@ class GroupRun:
                 word = self.page.read()
                 reason, full = reason_of(error, word.phase), out_of_memory(error)
                 raise_if_lost(self.device, word.index, word.phase, reason)
+                status = Status.INCORRECT if isinstance(error, Misleading) else Status.OOM if full else Status.FAILED
                 guilty = guilty_of(error, word, left)
             if guilty is None:  # the harness
                 for entry in left:
@@ -277,7 +280,7 @@ class GroupRun:
             if full and left and not guilty.repeated:
                 apart.append(guilty.again(by_itself=True))
             else:
-                self._end(guilty, Status.OOM if full else Status.FAILED, reason)
+                self._end(guilty, status, reason)
         return [], None, apart
 
     def _sample(self, part: Sequence[Entry]) -> GroupTiming:
@@ -303,8 +306,9 @@ class GroupRun:
             self.page.say(entry.index, "set-up: forward")
             launch.forward()  # a backward alone uses the last forward
             synchronize(self.device)
+        looker = Inspection(launch, self.references, **self._terms(entry)) if self.settings.check else None
         return Subject(name=entry.builder.name, call=launch.call(self.case.mode), reset=launch.reset,
-                       reported_ms=launch.reported_ms, capturable=launch.capturable)
+                       reported_ms=launch.reported_ms, capturable=launch.capturable, inspector=looker)
 
     def _finish(self, entry: Entry, position: int, group: GroupTiming, seconds: float) -> Record | None:
         """Look at the outputs once more, time the phases, and write the record."""

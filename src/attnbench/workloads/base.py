@@ -140,6 +140,15 @@ class Workload(ABC):
         """Well-known wrong answers in fp32, with words: ("top-left causal alignment", outputs)."""
         return ()
 
+    def signs(self, case: Any) -> Mapping[str, str]:
+        """Tensors whose last dimension may change sign, and by which common vector; empty where none may.
+
+        Inputs and outputs by name, each with the name of a vector of ±1 over its last dimension.  Multiplying
+        the inputs by their vectors must multiply the outputs by theirs, exactly.  So there is always data that
+        no launch has seen, and its answer is known (`check.variation`).
+        """
+        return {}
+
     def flags(self, case: Any) -> list[str]:
         """The shape flags that name this case on the command line, whatever the defaults there are.
 

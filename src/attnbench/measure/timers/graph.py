@@ -27,6 +27,7 @@ class Graph(Timer):
     name = "graph"
     title = "CUDA graph replay, flushes subtracted"
     devices = ("cuda",)
+    inspects = False
     tick_ms = 5e-4 / CALLS
 
     def probe(self, device: str) -> None:

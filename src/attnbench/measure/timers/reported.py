@@ -17,6 +17,7 @@ class Reported(Timer):
     name = "reported"
     title = "the kernel's own figure"
     devices = ("cpu", "cuda")
+    inspects = False
 
     def accepts(self, subject: Subject) -> str | None:
         """Only subjects that report."""

@@ -90,6 +90,10 @@ class AttentionWorkload(Workload):
         self._known(variant)
         return suspects(case, inputs, draw=draw)
 
+    def signs(self, case: AttentionCase) -> Mapping[str, str]:
+        """Scores keep their bits; out, like v, changes sign by dimension, dq like q."""
+        return {"q": "qk", "k": "qk", "dq": "qk", "dk": "qk", "v": "v", "dout": "v", "out": "v", "dv": "v"}
+
     def shrink(self, case: AttentionCase, factor: float) -> AttentionCase | None:
         """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left.
 

@@ -96,6 +96,10 @@ class HstuWorkload(Workload):
         self._known(variant)
         return suspects(variant, case, inputs, draw=draw)
 
+    def signs(self, case: HstuCase) -> Mapping[str, str]:
+        """As in softmax attention; gates and their gradient, a sum over dimensions, keep theirs."""
+        return {"q": "qk", "k": "qk", "dq": "qk", "dk": "qk", "v": "v", "dout": "v", "out": "v", "dv": "v"}
+
     def shrink(self, case: HstuCase, factor: float) -> HstuCase | None:
         """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left.
 

@@ -1,0 +1,33 @@
+"""Which operators of torch a call dispatches that compute rather than copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PRODUCTS = re.compile(r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|mv|addmv|einsum|linear|convolution|conv\dd|softmax|"
+                      r"attention|flash|mha)(_|$)")
+"""Words in the names of operators that multiply matrices or are attention; copies, casts and scaling have none."""
+
+
+@contextmanager
+def products() -> Iterator[set[str]]:
+    """Collect the names of such operators while the block runs.
+
+    What a library computes without torch's dispatcher is not seen: kernels launched by themselves, NumPy.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: set[str] = set()
+
+    class Collect(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            if PRODUCTS.search(name):
+                found.add(name)
+            return func(*args, **(kwargs or {}))
+
+    with Collect():
+        yield found

@@ -1,0 +1,83 @@
+"""Data that no launch has seen, made from known data in place, with a known answer.
+
+`Workload.signs` names the tensors whose last dimension may change sign.  Queries and keys change sign in
+the same drawn dimensions, so every score keeps its bits; values and the gradient of the output change sign
+in others, and with them the outputs.  Sums run over the same magnitudes in the same order, so a right
+launch is exactly as right as before.  The oracle is not computed again: outputs are multiplied by their
+signs and compared with the answer that is there.
+
+Vectors come from the operating system's entropy, not from `--seed`: a backend must not be able to prepare
+for them, and they change no sample that is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.workloads.base import Inputs, Workload
+
+
+class Variation:
+    """Signs for one set of inputs.
+
+    Args:
+        workload: of the case.
+        case: the problem.
+        inputs: written in place by `apply`; nobody else may rely on their values meanwhile.
+    """
+
+    def __init__(self, workload: Workload, case: Any, inputs: Inputs) -> None:
+        import torch
+
+        self.names = workload.signs(case)
+        self._inputs = {name: tensor for name, tensor in inputs.tensors().items() if name in self.names}
+        self._generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(7)))
+        self._applied = False
+        self._signs = self._drawn()
+
+    def apply(self) -> None:
+        """Change the inputs in place; only queues work on a GPU."""
+        self._flip()
+        self._applied = True
+
+    def undo(self) -> None:
+        """Bring the inputs back, bit for bit; the next `apply` uses other signs, after `renew`."""
+        if self._applied:
+            self._flip()
+            self._applied = False
+
+    def renew(self) -> None:
+        """Draw other signs.
+
+        Apart from `undo`, because outputs of the last signs may still have to be read.
+        """
+        self._signs = self._drawn()
+
+    def unsigned(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs of a launch on the changed inputs as they would be on the unchanged; copies."""
+        return {name: tensor.detach() * self._signs[self.names[name]].to(tensor.dtype)
+                if name in self.names and tensor.is_floating_point() else tensor.detach().clone()
+                for name, tensor in outputs.items()}
+
+    def _flip(self) -> None:
+        for name, tensor in self._inputs.items():
+            # Through .data: a version counter that tells a backend of the change would tell it to compute.
+            tensor.data.mul_(self._signs[self.names[name]].to(tensor.dtype))
+
+    def _drawn(self) -> dict[str, Tensor]:
+        import torch
+
+        signs = {}
+        for name, tensor in self._inputs.items():
+            vector = self.names[name]
+            if vector not in signs:
+                drawn = torch.randint(0, 2, tensor.shape[-1:], generator=self._generator, dtype=torch.int8) * 2 - 1
+                if drawn.numel() and int(drawn.min()) > 0:
+                    drawn[0] = -1  # all ones would be the data as it was
+                signs[vector] = drawn.to(tensor.device)
+        return signs

@@ -1,0 +1,104 @@
+"""When subjects are inspected while they are sampled, and the samples that are looked at.
+
+An inspected sample is one call like any other, by the same timer, but on data that the subject has not
+seen and over outputs that were spoiled (`subject.Inspector` does both).  Its moment is drawn from the
+operating system's entropy, so a subject cannot prepare for it.  Inspected samples are not recorded: they
+show whether the recorded ones are times of the work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from attnbench.measure.stage import Stage
+from attnbench.measure.subject import Misleading, Subject
+from attnbench.measure.timer import Timer, choose
+
+EVERY_S = 1.0
+"""Mean time of sampling between two inspections of a group; every group has one at least."""
+LEAD_S = 0.01
+"""Head start of the host before each sample of an inspection: it prepares inside the queue."""
+LONG_MS = 50.0
+"""Above this the first inspected sample is compared with the median so far: nothing is called just for that."""
+
+
+class Inspections:
+    """The inspections of one group.
+
+    Args:
+        subjects: of the group; those without an inspector are passed over.
+        timer: of the group.
+        stage: of the group.
+        announce: told (index of the subject, phase) before each turn.
+    """
+
+    def __init__(
+        self, subjects: Sequence[Subject], timer: Timer, stage: Stage, announce: Callable[[int, str], None]
+    ) -> None:
+        self.subjects, self.timer, self.stage, self.announce = subjects, timer, stage, announce
+        self.spent_s = 0.0
+        "wall time of all inspections so far"
+        self._wanted = any(subject.inspector for subject in subjects)
+        self._done = False
+        self._entropy = random.SystemRandom()
+        self._due_s = self._entropy.expovariate(1 / EVERY_S)
+
+    def due(self, sampled_s: float, *, last: bool) -> bool:
+        """Whether to inspect now.
+
+        Args:
+            sampled_s: time spent sampling so far.
+            last: whether sampling is about to end.
+        """
+        return self._wanted and (sampled_s >= self._due_s or (last and not self._done))
+
+    def inspect(self, known_ms: Sequence[float], sampled_s: Callable[[], float]) -> None:
+        """Inspect every subject.
+
+        Args:
+            known_ms: median of each subject's samples so far.
+            sampled_s: time spent sampling so far.
+
+        Raises:
+            Misleading: the times of a subject are not those of its work.
+        """
+        started = time.perf_counter()
+        for index, known in enumerate(known_ms):
+            self._inspect(index, known)
+        self.spent_s += time.perf_counter() - started
+        self._done = True
+        self._due_s = sampled_s() + self._entropy.expovariate(1 / EVERY_S)
+
+    def _inspect(self, index: int, known_ms: float) -> None:
+        subject = self.subjects[index]
+        inspector = subject.inspector
+        if inspector is None:
+            return
+        timer = self.timer if self.timer.inspects else choose("auto", self.stage.device)
+
+        def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
+            def reset() -> None:
+                prepare()
+                # However long the host took, and should it have waited for the device: it is ahead again.
+                self.stage.lead(LEAD_S)
+
+            return reset
+
+        ordinary, inspected = (dataclasses.replace(subject, reset=then_lead(prepare), callable_untimed=False)
+                               for prepare in (inspector.disturb, inspector.prepare))
+        known = timer is self.timer and known_ms > LONG_MS
+        while True:
+            # As many calls on known data as nobody can count on; the last of them is compared.
+            before = 0 if known else self._entropy.randint(2, 4)
+            batch = [*[(index, ordinary)] * before, (index, inspected)]
+            readings = timer.measure(self.stage, batch, LEAD_S, self.announce)
+            self.announce(index, "inspection")
+            ordinary_ms = readings[-2].ms if before else known_ms
+            known = False
+            if fault := inspector.finish(ordinary_ms, readings[-1].ms):
+                raise Misleading(subject.name, fault)
+            if not inspector.undecided:
+                return

@@ -1,0 +1,338 @@
+"""Backends for the CPU (for --backends) whose answers are right and whose times are not those of the work.
+
+Each does the work somewhere else: in a thread, in a call that is not timed, or once for data it has seen before.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from misbehaving import Misbehaving
+
+from attnbench.backends.base import Launch
+
+
+def attend(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    """out [B, H, Sq, D], through torch."""
+    import torch
+
+    with torch.no_grad():
+        scores = (q @ k.mT) * q.shape[-1] ** -0.5
+        return torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1) @ v
+
+
+def attend_by_numpy(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    """The same where torch's dispatcher does not see it."""
+    import numpy
+    import torch
+
+    scores = q.numpy() @ k.numpy().swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    scores[..., hidden.numpy()] = -numpy.inf
+    weights = numpy.exp(scores - scores.max(-1, keepdims=True))
+    return torch.from_numpy(weights / weights.sum(-1, keepdims=True) @ v.numpy())
+
+
+class Cheating(Misbehaving):
+    """Honest, with its steps as methods; a subclass moves the work."""
+
+    copies = True
+    "own copies of the inputs, as most adapters; else views of the tensors handed over"
+    attend = staticmethod(attend)
+
+    def launch(self, case, inputs):
+        import torch
+
+        self.hides = self.hidden(case.seqlen, case.seqlen_k)
+        first = self.views(inputs)
+        self.data = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
+        if not self.copies:
+            self.data = first
+        self.out: Any = None
+        self.prepare()
+        return Launch(forward=self.forward, outputs=lambda: {"out": self.outputs().transpose(1, 2)}, reload=self.reload,
+                      reset=self.reset if type(self).reset is not Cheating.reset else None)
+
+    def views(self, inputs):
+        return {name: getattr(inputs, name).transpose(1, 2) for name in "qkv"}
+
+    def prepare(self):
+        """Once the data is there."""
+
+    def work(self):
+        return self.attend(*self.data.values(), self.hides)
+
+    def forward(self):
+        self.out = self.work()
+
+    def outputs(self):
+        return self.out
+
+    def reset(self):
+        """Nothing."""
+
+    def reload(self, inputs):
+        if not self.copies:
+            self.data = self.views(inputs)
+            return
+        for name, x in self.views(inputs).items():
+            self.data[name].copy_(x)
+
+
+class HonestSteps(Cheating):
+    name = "honest-steps"
+
+
+class HonestViews(Cheating):
+    name, copies = "honest-views", False
+
+
+class ByNumpy(Cheating):
+    """Honest, slower, and nothing that torch sees."""
+
+    name, attend = "by-numpy", staticmethod(attend_by_numpy)
+
+
+# ── asynchronous ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Future(Cheating):
+    """A call only submits; whoever asks for the outputs waits."""
+
+    name = "future"
+
+    def prepare(self):
+        self.pool = ThreadPoolExecutor(1)
+
+    def forward(self):
+        self.out = self.pool.submit(self.work)
+
+    def outputs(self):
+        return self.out.result()
+
+
+class FutureAfterAWhile(Future):
+    """Waits for its thread in the first calls, in which it is checked."""
+
+    name, calls = "future-after-a-while", 0
+
+    def forward(self):
+        super().forward()
+        self.calls += 1
+        if self.calls < 12:
+            self.out.result()
+
+
+# ── in a call that is not timed ────────────────────────────────────────────────────────────────────
+
+
+class InOutputs(Cheating):
+    name = "in-outputs"
+
+    def forward(self):
+        self.out = None
+
+    def outputs(self):
+        if self.out is None:
+            self.out = self.work()
+        return self.out
+
+
+class InOutputsByNumpy(InOutputs):
+    name, attend = "in-outputs-by-numpy", staticmethod(attend_by_numpy)
+
+
+class InEveryOutputs(Cheating):
+    name, attend = "in-every-outputs", staticmethod(attend_by_numpy)
+
+    def forward(self):
+        """Nothing."""
+
+    def outputs(self):
+        return self.work()
+
+
+class InReset(Cheating):
+    """Keeps its buffer, so that a call of nothing leaves what reset has written."""
+
+    name = "in-reset"
+
+    def reset(self):
+        self.out = self.work()
+
+    def forward(self):
+        """Nothing."""
+
+
+class CopiesWhatResetComputed(InReset):
+    name, attend = "copies-what-reset-computed", staticmethod(attend_by_numpy)
+
+    def reset(self):
+        self.kept = self.work()
+
+    def forward(self):
+        self.out = self.kept.clone()
+
+
+class InReload(Cheating):
+    name = "in-reload"
+
+    def prepare(self):
+        self.kept = self.work()
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.prepare()
+
+    def forward(self):
+        self.out = self.kept.clone()
+
+
+class InReloadByNumpy(InReload):
+    name, attend = "in-reload-by-numpy", staticmethod(attend_by_numpy)
+
+
+# ── once for data it has seen ──────────────────────────────────────────────────────────────────────
+
+
+class Memo(Cheating):
+    """Works once for each key, and copies from then on."""
+
+    def prepare(self):
+        self.memo: dict[Any, Any] = {}
+
+    def key(self):
+        raise NotImplementedError
+
+    def work(self):
+        key = self.key()
+        if key not in self.memo:
+            self.memo[key] = super().work()
+        return self.memo[key].clone()
+
+
+class ByDirtyFlag(Memo):
+    name, dirty = "by-dirty-flag", 0
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.dirty += 1
+
+    def key(self):
+        return self.dirty
+
+
+class ByPointer(Memo):
+    name, copies = "by-pointer", False
+
+    def key(self):
+        return tuple(x.data_ptr() for x in self.data.values())
+
+
+class ByVersion(Memo):
+    name = "by-version"
+
+    def key(self):
+        return tuple((x.data_ptr(), x._version) for x in self.data.values())
+
+
+class ByVersionOfViews(ByVersion):
+    name, copies = "by-version-of-views", False
+
+
+class ByHash(Memo):
+    name = "by-hash"
+
+    def key(self):
+        return hash(b"".join(x.contiguous().numpy().tobytes()[:65536] for x in self.data.values()))
+
+
+class ByOneElement(Memo):
+    name = "by-one-element"
+
+    def key(self):
+        return float(self.data["q"][0, 0, 0, 0])
+
+
+class KeepsWeights(Cheating):
+    """Keeps softmax(QKᵀ) alone."""
+
+    name = "keeps-weights"
+
+    def prepare(self):
+        self.memo: dict[Any, Any] = {}
+
+    def work(self):
+        import torch
+
+        q, k, v = self.data.values()
+        key = hash(q.contiguous().numpy().tobytes()[:65536])
+        if key not in self.memo:
+            with torch.no_grad():
+                scores = ((q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(self.hides, -torch.inf)
+                self.memo[key] = torch.softmax(scores, -1)
+        return self.memo[key] @ v
+
+
+class SlowForTwoCalls(ByDirtyFlag):
+    """Works in the first two calls after a reload, in case one of them is looked at."""
+
+    name, left = "slow-for-two-calls", 2
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.left = 2
+
+    def work(self):
+        self.left -= 1
+        if self.left >= 0:
+            self.memo.pop(self.key(), None)
+        return super().work()
+
+
+class StopsWorking(Cheating):
+    """Does nothing any more after a while; its outputs are still those of the last call."""
+
+    name, calls = "stops-working", 0
+
+    def forward(self):
+        self.calls += 1
+        if self.calls < 12:
+            super().forward()
+
+
+# ── with a backward ────────────────────────────────────────────────────────────────────────────────
+
+
+class BackwardInForward(Cheating):
+    """Mode bwd: the gradients are there before the backward is called."""
+
+    name = "backward-in-forward"
+
+    def launch(self, case, inputs):
+        import torch
+
+        self.hides = self.hidden(case.seqlen, case.seqlen_k)
+        state: dict[str, Any] = {"inputs": inputs}
+
+        def forward():
+            views = self.views(state["inputs"])
+            leaves = [x.detach().clone().requires_grad_() for x in views.values()]
+            scores = ((leaves[0] @ leaves[1].mT) * case.scale).masked_fill(self.hides, -torch.inf)
+            out = torch.softmax(scores, -1) @ leaves[2]
+            state["out"] = out.detach()
+            state["kept"] = torch.autograd.grad(out, leaves, state["inputs"].dout.transpose(1, 2))
+
+        def backward():
+            state["grads"] = [x.clone() for x in state["kept"]]
+
+        def outputs():
+            found = {"out": state["out"], **dict(zip(("dq", "dk", "dv"), state.get("grads", ()), strict=False))}
+            return {name: x.transpose(1, 2) for name, x in found.items()}
+
+        return Launch(forward=forward, backward=backward, outputs=outputs,
+                      reload=lambda fresh: state.update(inputs=fresh))
