@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import naive_hstu
 import pytest
@@ -12,7 +13,7 @@ from attnbench.errors import UsageError
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs
-from attnbench.workloads.hstu.oracle_bsa import evaluate, select_blocks, selection_faults
+from attnbench.workloads.hstu.oracle_bsa import evaluate, scores_of, select_blocks, selection_faults
 
 
 def of(**values):
@@ -54,6 +55,75 @@ def test_ties_go_to_the_lower_block():
     chosen = select_blocks(case, make(case, "zeros"))
     assert chosen[28, 0].tolist() == [0, 1, 7]
     assert chosen[3, 0].tolist() == [0, -1, -1]
+
+
+def tied(case, kind, seed):
+    """Keys that repeat: one for all, or a few blocks again and again in a random order; and queries."""
+    inputs = make_inputs(case, seed=seed, kind="normal", device="cpu")
+    random = torch.Generator().manual_seed(seed)
+    if kind == "one key":
+        inputs.k.copy_(inputs.k[:1].expand_as(inputs.k))
+    elif kind == "no key":
+        inputs.k.zero_()
+    elif kind == "no query":
+        inputs.q.zero_()
+    else:
+        blocks = inputs.k.shape[0] // case.block_size
+        few = inputs.k[:3 * case.block_size].unflatten(0, (3, case.block_size)).clone()
+        order = torch.randint(3, (blocks,), generator=random)
+        inputs.k[:blocks * case.block_size] = few[order].flatten(0, 1)
+    return inputs
+
+
+def by_hand(case, inputs):
+    """The rule in exact numbers: of equal means the lower block first."""
+    heads = 1 if case.selection == "shared" else case.nheads
+    chosen = torch.full((inputs.q.shape[0], heads, case.block_counts), -1, dtype=torch.int32)
+    q, k = ([[[Fraction(x) for x in head] for head in row] for row in given.double().tolist()]
+            for given in (inputs.q, inputs.k))
+    size = case.block_size
+    means = [[[sum(k[b * size + i][h][d] for i in range(size)) for d in range(case.attn_dim)]
+              for b in range(len(k) // size)] for h in range(case.nheads)]
+    for row in range(len(q)):
+        local = row // size
+        scores = [[sum(x * y for x, y in zip(q[row][h], means[h][b], strict=True)) for b in range(local)]
+                  for h in range(case.nheads)]
+        if heads == 1:
+            scores = [[sum(column) for column in zip(*scores, strict=True)]]
+        for head in range(heads):
+            best = sorted(range(local), key=lambda b, of=scores[head]: (-of[b], b))[:case.block_counts - 1]
+            found = [*sorted(best), local]
+            chosen[row, head, :len(found)] = torch.tensor(found)
+    return chosen
+
+
+@pytest.mark.parametrize("kind", ["one key", "no key", "no query", "few blocks"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("selection", ["head", "shared"])
+def test_ties_go_to_the_lower_block_whatever_the_size_of_a_chunk(kind, dtype, selection):
+    for seed, (seqlen, dim, size) in enumerate([(53, 7, 2), (61, 24, 4), (90, 64, 8)]):
+        case = of(seqlen=seqlen, attn_dim=dim, dtype=dtype, selection=selection, nheads=3, block_size=size,
+                  block_counts=4)
+        inputs = tied(case, kind, seed)
+        right = by_hand(case, inputs)
+        for workspace in (None, 1, 3000, 20000, 77777):
+            chosen = select_blocks(case, inputs, workspace=workspace)
+            assert torch.equal(chosen, right), (seqlen, workspace)
+        assert not selection_faults(case, inputs, chosen)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 64, 100, 256])
+def test_scores_are_those_of_their_vectors_alone(dim):
+    random = torch.Generator().manual_seed(dim)
+    q, means = (torch.randn(2, rows, dim, generator=random, dtype=torch.float64)
+                * 10**torch.randint(-8, 9, (2, rows, 1), generator=random).double() for rows in (37, 41))
+    means[:, 20:] = means[:, :21]
+    scores = scores_of(q, means)
+    assert torch.equal(scores[:, :, 20:], scores[:, :, :21])
+    for rows, columns in ((slice(3, 4), slice(7, 40)), (slice(5, 31), slice(11, 12)), (slice(0, 2), slice(0, 3))):
+        assert torch.equal(scores_of(q[:, rows], means[:, columns]), scores[:, rows, columns])
+    size = q.norm(dim=-1, keepdim=True) * means.norm(dim=-1)[:, None]
+    assert ((scores - q @ means.mT).abs() <= 2**-40 * size).all()
 
 
 def test_ranked_by_score_and_not_by_its_silu():

@@ -35,6 +35,7 @@ from attnbench.kernels.flash_problem import (
     problem_of,
 )
 from attnbench.kernels.flash_space import Shape, ahead_fault, hopper_fault
+from attnbench.kernels.hstu_dense_problem import lies_in_rows
 
 __all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
            "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",
@@ -112,7 +113,7 @@ def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
         from attnbench.kernels.hopper import is_rows
 
         return grad if is_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
-    return grad if grad.stride(-1) == 1 else grad.contiguous()
+    return grad if lies_in_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -155,7 +156,7 @@ def flash_attention(
         k: [B, Sk, G, D], or packed [Tk, G, D].
         v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
         causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
-        window: keys to the left and right of that position, -1 unbounded.
+        window: keys to the left and right of that position, -1 unbounded; any number past the sequence is as good.
         scale: of the scores; None: 1 / sqrt(D).
         cu_seqlens_q: int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1].
         cu_seqlens_k: the same of the keys; None: those of the queries.

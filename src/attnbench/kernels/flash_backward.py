@@ -146,8 +146,9 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
         launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
         return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
-    # The interpreter has no atomics of descriptors.
-    tma_add = tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)
+    # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.
+    tma_add = (tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)
+               and math.prod(sums.shape[:2]) < 2**31)
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
     strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
     flash_backward_columns[(tiles * pairs,)](

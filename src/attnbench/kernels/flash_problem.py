@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.hstu_dense_problem import block_of, capability_of, group_of
+from attnbench.kernels.hstu_dense_problem import LARGEST_FACTOR, block_of, capability_of, extent_fault, group_of
 
 __all__ = ["Problem", "block_of", "blocks_of", "capability_of", "check_device", "check_values", "descriptor",
            "group_of", "lse_shape", "problem_of", "processors", "strides_of", "takes_tma"]
@@ -26,6 +26,8 @@ __all__ = ["Problem", "block_of", "blocks_of", "capability_of", "check_device", 
 WHO = "flash_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
+LEAST_SCALE = 1e-30
+"The backward divides by it, in fp32."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,16 +106,18 @@ def problem_of(
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if packed and (type(value) is not int or value < 0):
             raise _wrong(name, value, "cannot be used", "a whole number from 0")
-    left, right = _reach(causal, window)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if not 0 < scale < math.inf:
-        raise _wrong("scale", scale, "cannot be used", "a finite number over 0")
+    scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
-    return Problem(
-        batch=cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0],
-        max_seqlen_q=q.shape[1] if max_seqlen_q is None else max_seqlen_q,
-        max_seqlen_k=k.shape[1] if max_seqlen_k is None else max_seqlen_k,
-        scale=scale, left=left, right=right, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    # A sequence has no more rows than all of them, whatever the caller says is enough.
+    longest_q = q.shape[1] if max_seqlen_q is None else min(max_seqlen_q, q.shape[0])
+    longest_k = k.shape[1] if max_seqlen_k is None else min(max_seqlen_k, k.shape[0])
+    left, right = _reach(causal, window, longest_q, longest_k)
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    fault = extent_fault({"q": q, "k": k, "v": v}, batch, max(longest_q, longest_k))
+    if fault:
+        raise _wrong(*fault)
+    return Problem(batch=batch, max_seqlen_q=longest_q, max_seqlen_k=longest_k, scale=scale, left=left, right=right,
+                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
@@ -227,11 +231,30 @@ def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor 
         _same("cu_seqlens_k.shape", tuple(cu_seqlens_k.shape), tuple(cu_seqlens_q.shape), "cu_seqlens_q's")
 
 
-def _reach(causal: bool, window: tuple[int, int] | None) -> tuple[int | None, int | None]:
+def _scale(q: Tensor, scale: float | None) -> float:
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if not 0 < scale < math.inf:
+        raise _wrong("scale", scale, "cannot be used", "a finite number over 0")
+    if not LEAST_SCALE <= scale <= LARGEST_FACTOR:
+        raise _wrong("scale", scale, "is out of range", f"from {LEAST_SCALE} to {LARGEST_FACTOR}")
+    return scale
+
+
+def _reach(causal: bool, window: tuple[int, int] | None, longest_q: int, longest_k: int
+           ) -> tuple[int | None, int | None]:
+    """Bounds of the mask, no wider than the longest sequence.
+
+    Kernels add a bound to numbers of rows in 32 bits.  As far left of its own position as there are keys, and as far
+    right as there are queries, a query sees every key, so a wider bound hides nothing more or less.  The bound stays
+    one: whether there is one is compiled into a kernel, and lengths compile nothing anew.
+    """
     if window is not None and not (len(window) == 2 and all(type(bound) is int and bound >= -1 for bound in window)):
         raise _wrong("window", window, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
     left, right = (None if bound < 0 else bound for bound in window or (-1, -1))
-    return left, 0 if causal else right
+    left = None if left is None else min(left, longest_k)
+    if causal:
+        return left, 0
+    return left, None if right is None else min(right, longest_q)
 
 
 def _same(name: str, value: object, wanted: object, whose: str) -> None:

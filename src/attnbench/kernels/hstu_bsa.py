@@ -44,8 +44,16 @@ from attnbench.kernels.hstu_bsa_plan import (
     default_config,
 )
 from attnbench.kernels.hstu_bsa_pool import hstu_bsa_pool
+from attnbench.kernels.hstu_dense_problem import (
+    LARGEST_COUNT,
+    Problem,
+    check_device,
+    check_tensors,
+    check_values,
+    default_alpha,
+    lies_in_rows,
+)
 from attnbench.kernels.hstu_dense_problem import WHO as DENSE
-from attnbench.kernels.hstu_dense_problem import Problem, check_device, check_tensors, check_values, default_alpha
 
 __all__ = ["BsaCall", "BsaConfig", "BsaGradients", "BsaProblem", "BsaTensors", "allocate", "backward",
            "backward_shapes", "changed_config", "check", "cut_fault", "default_config", "forward", "forward_workspace",
@@ -128,7 +136,7 @@ class _HstuBsaAttention(torch.autograd.Function):
         workspace = dict(zip(ctx.kept, rest[len(ctx.names):], strict=True))
         tensors = BsaTensors(q=q, k=k, v=v, offsets=offsets, **optional)
         p, config = ctx.problem, ctx.config
-        dout = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
+        dout = grads[0] if lies_in_rows(grads[0]) else grads[0].clone(memory_format=torch.contiguous_format)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         dgates = None if tensors.gates is None else torch.empty_like(tensors.gates)
         grad = BsaGradients(
@@ -234,8 +242,9 @@ def _check_sparse(block_size: int, block_counts: int, local_window: int | None, 
     if block_counts > exist:
         raise _wrong("block_counts", block_counts, f"is over the {exist} blocks of {block_size} in {max_seqlen} rows",
                      f"at most {exist}")
-    if local_window is not None and (type(local_window) is not int or local_window < 1):
-        raise _wrong("local_window", local_window, "cannot be used", "a whole number from 1, or None")
+    if local_window is not None and (type(local_window) is not int or not 1 <= local_window <= LARGEST_COUNT):
+        raise _wrong("local_window", local_window, "cannot be used",
+                     f"a whole number from 1 to {LARGEST_COUNT}, or None")
     if selection not in SELECTIONS:
         raise _wrong("selection", selection, "is not known", " or ".join(SELECTIONS))
     if alpha <= 0:

@@ -44,6 +44,7 @@ from attnbench.kernels.hstu_dense_problem import (
     check_types,
     check_values,
     default_alpha,
+    lies_in_rows,
     wrong,
 )
 from attnbench.kernels.hstu_hopper_tiles import LEAST_ALPHA
@@ -145,7 +146,7 @@ class _HstuAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         dout = grads[0]
-        if dout.stride(2) != 1 or (ctx.config.columns.hopper and not is_rows(dout)):
+        if not lies_in_rows(dout) or (ctx.config.columns.hopper and not is_rows(dout)):
             dout = dout.clone(memory_format=torch.contiguous_format)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         shape = workspace_shape(q, ctx.config)

@@ -6,6 +6,8 @@ device and are looked at only where `check_values` is called.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +20,14 @@ WHO = "hstu_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
 LARGEST_COUNT = 2**24
+LARGEST_ROWS = 2**30
+"Of all sequences: kernels number rows, and coordinates of descriptors, in 32 bits."
+LARGEST_STRIDE = 2**23
+"Elements between rows: up to 256 of a tile are counted from its first row in 32 bits; from tile to tile it is 64."
+LARGEST_TILES = 2**30
+"Tiles of 16 rows of all sequences and heads, each as long as the longest: kernels number their tiles in 32 bits."
+LARGEST_FACTOR = 1e30
+"Of scores: kernels have it in fp32, with log2(e) or halved."
 INDICES = (torch.int32, torch.int64)
 
 
@@ -76,6 +86,11 @@ def takes_tma(x: Tensor) -> bool:
         stride * item % 16 == 0 and stride for stride in x.stride()[:2])
 
 
+def lies_in_rows(x: Tensor) -> bool:
+    """Whether the portable kernels can read [..., rows, heads, dims] as it lies."""
+    return x.stride(-1) == 1 and (x.shape[-3] <= 1 or x.stride(-3) <= LARGEST_STRIDE)
+
+
 def capability_of(x: Tensor) -> tuple[int, int] | None:
     """Compute capability of a tensor's card; None elsewhere."""
     return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else None
@@ -96,6 +111,33 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
 def default_alpha(q: Tensor) -> float:
     """1 / sqrt of the attention dim; of a shape that will be refused, 1."""
     return max(1, *q.shape[-1:]) ** -0.5 if q.dim() else 1.0
+
+
+def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) -> tuple[str, object, str, str] | None:
+    """What is too large for the kernels' 32-bit numbers: argument, value, what is wrong, what is accepted.
+
+    Numbers of elements are 64 bits wide in every kernel, so tensors may have more than 2³¹ of them.  What kernels have
+    in 32 bits are rows, tiles, and the elements within a tile.
+
+    Args:
+        tensors: by name, [..., rows, heads, dims].
+        sequences: how many.
+        longest: at least the most rows of a sequence.
+    """
+    for name, x in tensors.items():
+        rows, columns = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])
+        if rows > LARGEST_ROWS:
+            return f"{name}.shape", tuple(x.shape), "has too many rows", f"at most {LARGEST_ROWS}"
+        if columns > LARGEST_STRIDE:  # results, and gradients, are contiguous
+            return f"{name}.shape", tuple(x.shape), "has rows that are too long", f"at most {LARGEST_STRIDE} elements"
+        if x.shape[-3] > 1 and x.stride(-3) > LARGEST_STRIDE:
+            return f"{name}.stride", x.stride(), "has rows too far apart", f"at most {LARGEST_STRIDE} elements"
+        tiles = sequences * x.shape[-2] * -(-longest // 16)
+        if tiles > LARGEST_TILES:
+            return (f"{name}.shape", tuple(x.shape),
+                    f"has {tiles} tiles, of {sequences} sequences of up to {longest} rows in each head",
+                    f"at most {LARGEST_TILES} tiles of 16 rows")
+    return None
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:
@@ -150,6 +192,9 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
         _same("q.shape[0]", q.shape[0], k.shape[0], "k's rows; offsets_q says where they differ")
     _check_indices(q, problem)
     _check_numbers(problem)
+    fault = extent_fault({"q": q, "k": k, "v": v}, problem.batch, max(problem.max_seqlen, problem.max_seqlen_q))
+    if fault:
+        raise wrong(*fault)
 
 
 def _check_indices(q: Tensor, problem: Problem) -> None:
@@ -177,8 +222,10 @@ def _check_numbers(problem: Problem) -> None:
             raise wrong(name, repr(value), "cannot be used", f"a whole number from {least} to {LARGEST_COUNT}")
     if type(problem.causal) is not bool:
         raise wrong("causal", repr(problem.causal), "cannot be used", "True or False")
-    if not problem.alpha == problem.alpha or problem.alpha in (float("inf"), float("-inf")):
+    if not math.isfinite(problem.alpha):
         raise wrong("alpha", problem.alpha, "is not finite", "a finite number")
+    if abs(problem.alpha) > LARGEST_FACTOR:
+        raise wrong("alpha", problem.alpha, "is too large", f"at most {LARGEST_FACTOR}")
 
 
 def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:

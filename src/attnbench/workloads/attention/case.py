@@ -61,7 +61,7 @@ class AttentionCase:
     "size of a value and an output; not given: headdim"
     causal: bool = False
     window: tuple[int, int] | None = None
-    "(left, right) in keys, -1 unbounded; causal caps right at 0; a window that hides nothing becomes None"
+    "(left, right) in keys, -1 unbounded, as 2²⁴ and more become; causal caps right at 0; what hides nothing is None"
     dtype: str = "fp16"
     mode: str = "fwd"
     lengths: str = "full"
@@ -168,6 +168,8 @@ def _plain_window(window: object, causal: bool) -> tuple[int, int] | None:
     if min(left, right) < -1:
         raise UsageError(refusal("attention", "window", f"{left}:{right}", "is negative",
                                  "keys to the left and right from 0, -1 for unbounded"))
+    # No sequence is longer: such a bound hides nothing, and libraries take no number over 32 bits.
+    left, right = (-1 if bound >= LARGEST_SIZE else bound for bound in (left, right))
     if causal:
         right = 0
     return None if left < 0 and (causal or right < 0) else (left, right)

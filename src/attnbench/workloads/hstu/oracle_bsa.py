@@ -10,7 +10,8 @@ all of it) adds three branches, each weighted by its gate, if the case has gates
 
 Selected are at most `block_counts` blocks: the local block (the one t is in; a target's is the last,
 complete or not), always, and of the complete blocks before it those with the largest score α q·k̄, not
-of its SiLU, which does not rise with the score everywhere.  Ties go to the lower block.  With
+of its SiLU, which does not rise with the score everywhere.  Ties go to the lower block: equal means
+score the same to the last bit, whatever is computed beside them (`scores_of`).  With
 ``selection=shared`` the scores of all heads are added and all select the same.  With ``pairs`` the
 history is item, action, item, action …: an action (an odd row) has the blocks of its item, the row
 before it, which lies in the same block; one whose item is no query (`delta_q` parts them) ranks for
@@ -24,7 +25,9 @@ blocks by score, `evaluate` takes them as given and answers what follows from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -165,7 +168,7 @@ def selection_faults(
     """What is wrong with a selection, in words; nothing where every chosen block deserves its place by score.
 
     A chosen block may score below one left out by `ROUNDING` steps of the case's precision at the row's
-    largest α Σ |q_d k̄_d|, and as many of fp32 at its largest α Σ |q_d| · mean |k_d|: the first bounds what
+    largest Σ |q_d k̄_d|, and as many of fp32 at its largest Σ |q_d| · mean |k_d|: the first bounds what
     rounding means, products and scores can move, the second what sums in fp32 can.  A mean is far smaller
     than the keys it is of, so keys summed in 16 bits do not pass.
 
@@ -227,16 +230,48 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     scores = q.new_full((case.nheads, len(rows), count), -torch.inf)
     sizes = q.new_zeros(case.nheads, len(rows), count)
     means = _means(k, shape, case)
-    scores[:, :, :means.shape[1]] = q @ means.mT * case.alpha
+    # Without α, which is above 0: it changes no order.
+    scores[:, :, :means.shape[1]] = scores_of(q, means)
     step, step_of_sums = (torch.finfo(dtype).eps for dtype in (torch_dtype(case), torch.float32))
     moved = step * means.abs() + step_of_sums * _means(k.abs(), shape, case)
-    sizes[:, :, :means.shape[1]] = q.abs() @ moved.mT * case.alpha
+    sizes[:, :, :means.shape[1]] = q.abs() @ moved.mT
     if case.selection == "shared":
-        scores, sizes = scores.sum(0, keepdim=True), sizes.sum(0, keepdim=True)
+        # One head after another: a sum along a dimension has another order for another number of rows.
+        scores, sizes = reduce(torch.add, scores.split(1)), sizes.sum(0, keepdim=True)
     position = torch.arange(rows.start, rows.stop, device=q.device) + shape.first_query
     local = (position.clamp(max=shape.seen - 1) // case.block_size)[None, :, None]
     scores.masked_fill_(torch.arange(count, device=q.device) >= local, -torch.inf)
     return scores, local, sizes.amax(2)
+
+
+def scores_of(q: Tensor, means: Tensor) -> Tensor:
+    """Products [heads, rows, blocks] of queries and means in fp64 whose bits depend on the two vectors alone.
+
+    A matrix product sums in an order that depends on how many rows and columns there are, and on which of
+    them an element is: equal means would score unequally in their last bits, and another chunk of rows
+    otherwise.  Here every sum is exact, so its order is of no matter.  A vector is scaled by a power of two to
+    at most 1 and cut into two numbers an element, multiples of 2⁻ᵇ and of 2⁻²ᵇ.  With 2b + log2 D + 1 ≤ 53, b = 22
+    for D = 256, no product of such vectors rounds (Ozaki et al. 2012, doi:10.1007/s11075-011-9478-1).  The four
+    of them are then added element by element.  What is lost is below 2⁻²ᵇ of a vector's largest element.
+
+    Args:
+        q: fp64 [heads, rows, D].
+        means: fp64 [heads, blocks, D].
+    """
+    bits = (52 - math.ceil(math.log2(q.shape[-1]))) // 2
+    (high, low, scale), (means_high, means_low, means_scale) = (_cut(x, bits) for x in (q, means))
+    small = high @ means_low.mT + low @ means_high.mT + low @ means_low.mT
+    return (high @ means_high.mT + small) * scale * means_scale.mT
+
+
+def _cut(vectors: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """High and low part of vectors scaled to at most 1, and [..., 1] what they were scaled by."""
+    exponents = vectors.abs().amax(-1, keepdim=True).frexp().exponent
+    scale = torch.ldexp(torch.ones_like(vectors[..., :1]), exponents)
+    scaled = vectors / scale
+    high = (scaled * 2**bits).round() / 2**bits
+    low = ((scaled - high) * 2**(2 * bits)).round() / 2**(2 * bits)
+    return high, low, scale
 
 
 def _ranking(case: HstuCase, shape: SequenceShape, rows: range, device: torch.device) -> Tensor:
@@ -255,10 +290,16 @@ def _actions(case: HstuCase, shape: SequenceShape, device: torch.device) -> tupl
 
 
 def _means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
-    """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32."""
+    """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32.
+
+    By halves, a power of two of them: equal blocks have equal means wherever they lie.
+    """
     whole = shape.seen // case.block_size
     rows = tensor[:, :whole * case.block_size].unflatten(1, (whole, case.block_size))
-    return rows.to(torch.promote_types(tensor.dtype, torch.float32)).mean(2).to(tensor.dtype)
+    rows = rows.to(torch.promote_types(tensor.dtype, torch.float32))
+    while rows.shape[2] > 1:
+        rows = rows[:, :, ::2] + rows[:, :, 1::2]
+    return (rows[:, :, 0] / case.block_size).to(tensor.dtype)
 
 
 def _spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:

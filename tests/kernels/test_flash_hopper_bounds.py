@@ -1,0 +1,49 @@
+"""Windows at and around what 32 bits hold, in the flash kernels for Hopper: the same as windows that hide the same."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels import (
+    flash_backward,
+    flash_backward_configs,
+    flash_configs,
+    flash_forward,
+    flash_hopper_backward,
+    flash_hopper_forward,
+    flash_problem,
+)
+
+from .hopper_machine import machine_runs
+
+
+@pytest.mark.parametrize(("window", "forward"), [
+    ((2**31 - 1, 2**31 - 1), "m128n64w8s2-tma-pp"), ((-1, 2**31 - 1), "m192n64w12s2-tma-ws-few"),
+    ((2**32 + 3, 2), "m128n64w8s2-tma-ws-ticket")])
+def test_flash_for_hopper_is_right_for_windows_of_any_size(window, forward):
+    torch.manual_seed(0)
+    q, dout = (torch.randn(2, 70, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(2, 130, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+
+    def run(window):
+        problem = flash_problem.problem_of(q, k, v, window=window)
+        out = torch.full_like(q, torch.nan)
+        lse = torch.full(flash_problem.lse_shape(q, problem), torch.nan)
+        grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+        backward = flash_backward_configs.parse_backward("b128x128w8s2-atomic-tma-ws")
+        with machine_runs(flash_hopper_forward, "flash_hopper_forward", seed=0):
+            flash_forward.launch_forward(q, k, v, out, lse, problem, flash_configs.parse(forward))
+        with ExitStack() as stack:
+            stack.enter_context(machine_runs(flash_backward, "flash_backward_prepare", "flash_backward_round"))
+            stack.enter_context(machine_runs(flash_hopper_backward, "flash_hopper_backward", seed=0))
+            flash_backward.launch_backward(q, k, v, out, dout, lse, *grads, problem, backward,
+                                           flash_backward.workspace_of(q, problem, backward))
+        return out, lse, *grads
+
+    near = tuple(min(bound, 200) for bound in window)
+    assert all(torch.equal(x, y) for x, y in zip(run(window), run(near), strict=True))
