@@ -3,31 +3,51 @@
 A clock that drifts makes sample 11 look like sample 10: a hundred such samples know the median no
 better than a handful of independent ones.  `variance_inflation` says by what factor, and every
 interval of this room is widened by its root.
+
+Correlations are of ranks: they see as much as those of the values and no outlier spoils them.  What an
+interval by order statistics needs is the correlation of the signs around the median, which for a normal
+series is 2/pi asin of that of its values.  These are summed in two ways, and the larger sum counts:
+
+- neighbouring pairs of lags, while positive and decreasing (the initial monotone sequence of Geyer,
+  Practical Markov Chain Monte Carlo, 1992): any shape of dependence, but cut short in short series;
+- an autoregression of first order from the first lag alone, whose bias in short series is known and taken
+  out (Kendall, 1954): at fifteen samples correlated 0.9 it sees what the pairs do not.
+
+Coverage in % of the 95 % interval of the median at 10, 30, 100, 300 samples, 4,000 streams each, against
+sums over signs without the second way (`benchmarks/intervals.py`):
+
+    correlation of neighbours    this             signs, Geyer alone
+    0                            98 97 97 96      98 97 97 95
+    0.5                          93 95 95 95      90 92 93 94
+    0.7                          86 93 95 95      81 89 92 94
+    0.9                          62 83 93 95      56 78 89 92
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
 from operator import mul
-from statistics import median
 
-GATE = 1.0
+GATE = 0.5
 """Correlation of neighbours, in standard errors of white noise, below which a series counts as
-independent.  Without a gate the intervals of independent samples came out 7 to 18 % too wide, with
-it 2 to 5 %, and correlated streams are covered as before."""
+independent.  Without a gate the intervals of independent samples come out needlessly wide."""
 
 LEAST_SHARE = 0.25
 """Floor of the centring correction: beyond it the series is one single swing, and its true
 correlation time cannot be seen from inside."""
 
+STRONGEST = 0.98
+"""Correlation of neighbours that is believed at most: near 1 the sum explodes."""
+
+LAGS = 400
+"""Of the autoregression's sum: the last is 0.0003 at `STRONGEST`."""
+
 
 def variance_inflation(samples: Sequence[float]) -> float:
     """Factor by which serial dependence raises the variance of the median; 1 when none is seen.
-
-    The autocorrelations of the signs around the median (which are what an interval by ranks counts)
-    are summed in neighbouring pairs while those stay positive and decreasing: the initial monotone
-    sequence of Geyer, Practical Markov Chain Monte Carlo, 1992.
 
     Args:
         samples: In the order of measuring.
@@ -35,25 +55,54 @@ def variance_inflation(samples: Sequence[float]) -> float:
     count = len(samples)
     if count < 4:
         return 1.0
-    middle = median(samples)
-    signs = [float(value > middle) - float(value < middle) for value in samples]
-    centre = math.fsum(signs) / count  # not 0 where many samples tie with the median
-    signs = [sign - centre for sign in signs]
-    power = math.fsum(map(mul, signs, signs))
+    ranks = _centred_ranks(samples)
+    power = sum(map(mul, ranks, ranks))
     if power == 0.0:
         return 1.0
 
     def correlation(lag: int) -> float:
-        return (math.fsum(map(mul, signs, signs[lag:])) / (count - lag) + power / count**2) / (power / count)
+        """Of ranks; that the centre is estimated, too, takes 1 / count from each."""
+        return sum(map(mul, ranks, ranks[lag:])) / (count - lag) / (power / count) + 1.0 / count
 
     first = correlation(1)
     if first <= GATE / math.sqrt(count):
         return 1.0
-    pair = total = 1.0 + first
+    pair = total = 1.0 + of_signs(first)
     for lag in range(2, count // 2, 2):
-        pair = min(pair, correlation(lag) + correlation(lag + 1))
+        pair = min(pair, of_signs(correlation(lag)) + of_signs(correlation(lag + 1)))
         if pair <= 0.0:
             break
         total += pair
-    inflation = 2.0 * total - 1.0
-    return max(1.0, inflation / max(LEAST_SHARE, 1.0 - inflation / count))
+    summed = 2.0 * total - 1.0
+    summed /= max(LEAST_SHARE, 1.0 - summed / count)
+    return max(1.0, summed, autoregression(round(without_bias(first, count), 3)))
+
+
+def of_signs(correlation: float) -> float:
+    """Correlation of the signs of two normal variables with this correlation."""
+    return 2.0 / math.pi * math.asin(max(-1.0, min(1.0, correlation)))
+
+
+def without_bias(first: float, count: int) -> float:
+    """First autocorrelation as it would be in a long series; `first` has the centring's 1 / count already."""
+    return min(STRONGEST, max(0.0, count * first / max(count - 4, 4)))
+
+
+@cache
+def autoregression(correlation: float) -> float:
+    """Inflation by an autoregression of first order."""
+    return 1.0 + 2.0 * sum(of_signs(correlation**lag) for lag in range(1, LAGS))
+
+
+def _centred_ranks(samples: Sequence[float]) -> list[float]:
+    """Ranks around their mean; equal samples share one."""
+    count = len(samples)
+    ranks = [0.0] * count
+    below = 0
+    for _, equal in groupby(sorted(range(count), key=samples.__getitem__), key=samples.__getitem__):
+        places = list(equal)
+        rank = below + (len(places) - count) / 2.0
+        below += len(places)
+        for place in places:
+            ranks[place] = rank
+    return ranks

@@ -46,7 +46,7 @@ from statistics import median
 from typing import Literal
 
 from attnbench.stats.dependence import variance_inflation
-from attnbench.stats.summary import FEWEST_FOR_INTERVAL, critical_value, median_interval
+from attnbench.stats.summary import FEWEST_FOR_INTERVAL, critical_value, interval_of
 
 Verdict = Literal["faster", "slower", "same", "unclear"]
 
@@ -73,6 +73,8 @@ class RatioEstimate:
     "95 % interval; None below six rounds in common"
     num_pairs: int
     verdict: Verdict
+    inflation: float = 1.0
+    "by which resemblance of neighbouring rounds raises the variance; of several processes 1"
 
 
 def paired_ratio(
@@ -101,10 +103,11 @@ def paired_ratio(
         raise ValueError("a time is not positive and finite: it has no ratio")
     logs = [math.log(first / second) for first, second in times]
     corner = tick * math.hypot(1.0 / median(map(itemgetter(0), times)), 1.0 / median(map(itemgetter(1), times)))
+    inflation = variance_inflation(logs)
     if corner > _FINEST * (max(logs) - min(logs)):
-        centre, interval = _ramped(logs, corner / math.sqrt(2.0))
+        centre, interval = _ramped(logs, corner / math.sqrt(2.0), inflation)
     else:
-        centre, interval = median(logs), median_interval(logs)
+        centre, interval = median(logs), interval_of(logs, inflation)
     low, high = interval or (None, None)
     return RatioEstimate(
         ratio=math.exp(centre),
@@ -112,6 +115,7 @@ def paired_ratio(
         ci_high=None if high is None else math.exp(high),
         num_pairs=len(rounds),
         verdict=judge(low, high, same_within),
+        inflation=inflation,
     )
 
 
@@ -135,7 +139,9 @@ def judge(low: float | None, high: float | None, same_within: float = SAME_WITHI
     return "same" if reach <= math.log1p(same_within) else "unclear"
 
 
-def _ramped(logs: Sequence[float], corner: float) -> tuple[float, tuple[float, float] | None]:
+def _ramped(
+    logs: Sequence[float], corner: float, inflation: float
+) -> tuple[float, tuple[float, float] | None]:
     """Centre of the ramped sign sum and its interval; corner is the tick as a difference of logs."""
     count = len(logs)
     scores = _scores(logs, corner)
@@ -145,7 +151,7 @@ def _ramped(logs: Sequence[float], corner: float) -> tuple[float, tuple[float, f
     centre = sum(ends) / 2.0
     if count < FEWEST_FOR_INTERVAL:
         return centre, None
-    critical = critical_value(count) * math.sqrt(variance_inflation(logs))
+    critical = critical_value(count) * math.sqrt(inflation)
 
     def excess(at: float, side: float) -> float:
         total, squares = scores(at)

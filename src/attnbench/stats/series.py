@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attnbench.stats.dependence import GATE, LEAST_SHARE
+from attnbench.stats.dependence import GATE, LEAST_SHARE, STRONGEST, autoregression
 from attnbench.stats.summary import FEWEST_FOR_INTERVAL, order_rank
 
 HALVINGS = 44
@@ -49,7 +49,7 @@ def centres(series: Any, corners: Any) -> tuple[Any, Any]:
     rows = np.arange(len(series))
     low, high = (ordered[rows, np.clip(place, 0, series.shape[1] - 1)] for place in (ranks - 1, counts - ranks))
     # The error is scaled, not taken from further out: there sit the outliers, which say nothing of the median.
-    inflations = np.sqrt(variance_inflations(series, middle))
+    inflations = np.sqrt(variance_inflations(series))
     errors = np.where(counts >= FEWEST_FOR_INTERVAL, (high - low) / (2.0 * TWO_SIDED) * inflations, (high - low) / 2.0)
     errors[counts < 2] = math.nan
     coarse = corners > 1e-6 * (ordered[rows, np.maximum(counts - 1, 0)] - ordered[:, 0])
@@ -62,43 +62,63 @@ def centres(series: Any, corners: Any) -> tuple[Any, Any]:
     return middle, errors
 
 
-def variance_inflations(series: Any, middle: Any) -> Any:
+def variance_inflations(series: Any) -> Any:
     """`dependence.variance_inflation` of every row; a missing sample counts as one on the median."""
     import numpy as np
 
-    counts = np.maximum(np.isfinite(series).sum(axis=1), 1)
-    signs = np.nan_to_num(np.sign(series - middle[:, None]))
-    signs -= np.where(np.isfinite(series), (signs.sum(axis=1) / counts)[:, None], 0.0)
+    there = np.isfinite(series)
+    counts = np.maximum(there.sum(axis=1), 1)
+    ranks = _centred_ranks(np.where(there, series, math.nan), counts)
     width = series.shape[1]
     size = 1 << (2 * width - 1).bit_length()
-    spectrum = np.fft.rfft(signs, size)
+    spectrum = np.fft.rfft(ranks, size)
     products = np.fft.irfft(spectrum * spectrum.conj(), size)[:, :width]
     power = products[:, 0]
     known = (power > 1e-9) & (counts >= 4)
     power = np.where(known, power, 1.0)
     lags = np.arange(width)
     pairs_left = np.maximum(counts[:, None] - lags, 1)
-    mean = products / pairs_left + (power / counts**2)[:, None]
-    correlation = np.where(lags < counts[:, None], mean / (power / counts)[:, None], 0.0)
+    found = products / pairs_left / (power / counts)[:, None] + 1.0 / counts[:, None]
+    correlation = np.where(lags < counts[:, None], found, 0.0)
     return np.where(known, _inflation(correlation, counts), 1.0)
 
 
+def _centred_ranks(series: Any, counts: Any) -> Any:
+    """Ranks of each row around their mean; equal samples share one, a missing sample has 0."""
+    import numpy as np
+
+    order = np.argsort(series, axis=1)
+    ordered = np.take_along_axis(series, order, axis=1)
+    places = np.arange(series.shape[1])
+    fresh = np.diff(ordered, axis=1) != 0.0
+    edge = np.ones((len(series), 1), dtype=bool)
+    first = np.maximum.accumulate(np.where(np.hstack([edge, fresh]), places, 0), axis=1)
+    last = np.where(np.hstack([fresh, edge]), places, series.shape[1])
+    last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+    ranks = np.empty_like(series)
+    np.put_along_axis(ranks, order, (first + last - (counts - 1)[:, None]) / 2.0, axis=1)
+    return np.where(np.isfinite(series), ranks, 0.0)
+
+
 def _inflation(correlation: Any, counts: Any) -> Any:
-    """Geyer's initial monotone sums of neighbouring pairs of correlations."""
+    """The larger of Geyer's initial monotone sums of pairs and of an autoregression of first order."""
     import numpy as np
 
     width = correlation.shape[1]
     first = correlation[:, 1] if width > 1 else np.zeros(len(correlation))
-    total = 1.0 + first
+    signs = 2.0 / math.pi * np.arcsin(np.clip(correlation, -1.0, 1.0))
+    total = 1.0 + (signs[:, 1] if width > 1 else 0.0) + np.zeros(len(correlation))
     even = np.arange(2, max(2, width // 2), 2)
     if len(even):
-        pairs = correlation[:, even] + correlation[:, even + 1]
+        pairs = signs[:, even] + signs[:, even + 1]
         pairs = np.where(even < (counts // 2)[:, None], pairs, 0.0)
         pairs = np.minimum.accumulate(np.minimum(pairs, total[:, None]), axis=1)
         total = total + np.maximum(pairs, 0.0).sum(axis=1)
-    inflation = 2.0 * total - 1.0
-    inflation = np.maximum(1.0, inflation / np.maximum(LEAST_SHARE, 1.0 - inflation / counts))
-    return np.where(first <= GATE / np.sqrt(counts), 1.0, inflation)
+    summed = 2.0 * total - 1.0
+    summed = summed / np.maximum(LEAST_SHARE, 1.0 - summed / counts)
+    alike = np.clip(counts * first / np.maximum(counts - 4, 4), 0.0, STRONGEST)
+    regressed = np.array([autoregression(one) for one in np.round(alike, 3).tolist()])
+    return np.where(first <= GATE / np.sqrt(counts), 1.0, np.maximum(1.0, np.maximum(summed, regressed)))
 
 
 def _ranks(counts: Any) -> Any:

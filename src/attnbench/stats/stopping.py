@@ -8,19 +8,22 @@ their own, wide, interval in the record.
 
 **Looking spoils.**  Who looks after each sample and stops at the first narrow interval stops where
 the interval is narrow by chance.  So there are few looks, each half as many samples again after the
-last (10, 15, 23, 35 …), and an interval counts only when it is narrow at two looks in a row.  A
-single subject has no partner to cancel a drift: it also needs 30 samples' worth of independent ones.
-Simulated to 1 % and to 0.5 % (1,000 streams each), the share of intervals that hold the true median
-at the stop, against looking once and taking the samples for independent:
+last (10, 15, 23, 35 …), and an interval counts only when it is narrow at two looks in a row.
 
-    noise                                       this rule        one look, independent
-    normal, lognormal, two peaks 55/45          0.95 to 0.98     0.91 to 0.98
-    neighbours correlated 0.5                   0.94 to 0.95     0.80 to 0.84
-    neighbours correlated 0.8                   0.93 to 0.95     0.46 to 0.59
-    neighbours correlated 0.9                   0.90 to 0.94     0.29 to 0.48
-    half of it correlated 0.9, half white       0.83 to 0.93     0.50 to 0.53
+**Dependence hides.**  A slow noise moves little within few samples: their interval is narrow and beside
+the truth.  A median needs 30 samples' worth of independent ones.  A ratio has had what the subjects share
+taken out and is taken for independent until something else is seen (`dependence`): neighbours whose
+resemblance inflates the variance by a factor f ask for 30 (f - 1) rounds, at both looks.
 
-The slower the drift against the sampling, the less of it is seen from inside; for what a whole
+What this is worth at the stop, ratios under noise of their own, is in docs/measuring.md, simulated by
+`benchmarks/intervals.py`; of medians, 600 streams each to 1 % and 0.5 %, the share of intervals that
+hold the true median:
+
+    normal, lognormal, two peaks 55/45     0.96 to 0.98
+    neighbours correlated 0.5, 0.8, 0.9    0.96, 0.94, 0.93
+
+The slower the drift against the sampling, the less of it is seen from inside.  Where half of the noise
+is white it hides the other half: correlated 0.9, that is 0.73 to 0.84 of ratios.  For what a whole
 process has in common there are replicates.
 """
 
@@ -38,7 +41,7 @@ FEWEST_ROUNDS = 10
 """The first look."""
 
 FEWEST_INDEPENDENT = 30
-"""Samples' worth that the median of a single subject needs."""
+"""Samples' worth that a median needs, and a ratio for each time that dependence doubles its variance."""
 
 GROWTH = 1.5
 """Samples at a look over samples at the look before."""
@@ -113,5 +116,7 @@ class StopRule:
     def _ratio_known(self, baseline: dict[int, float], own: dict[int, float]) -> bool:
         estimate = paired_ratio(baseline, own, tick=self.tick)
         if estimate.ci_low is None or estimate.ci_high is None:
+            return False
+        if estimate.num_pairs < FEWEST_INDEPENDENT * (estimate.inflation - 1.0):
             return False
         return (estimate.ci_high - estimate.ci_low) / 2.0 <= self.rel_ci * estimate.ratio

@@ -18,6 +18,14 @@ look like when a clock has two states, and after looking at the data to decide w
 where the exact pair keeps 0.942).  The exact pair is kept.  It is then widened for serial
 dependence (see `dependence`): under a drifting clock an interval that takes the samples for
 independent is several times too narrow.
+
+A timer rounds: order statistics of its readings lie on its grid, and a hundred equal readings would
+leave an interval of no width.  A reading is less than one tick away from the time itself, however the
+timer rounds (down, to the nearest, or both stamps of a duration down).  So is each order statistic of
+the readings from that of the times, and the pair, moved outwards by a tick, keeps its coverage for any
+rounding and any distribution.  Half a tick is not enough: with two peaks 55/45 under stamps rounded
+down the median of the readings is up to 0.9 ticks above that of the times.  `benchmarks/intervals.py`
+simulates both.
 """
 
 from __future__ import annotations
@@ -57,8 +65,12 @@ class Summary:
         return {"num_samples": self.num_samples, **{f"{name}_ms": getattr(self, name) for name in names}}
 
 
-def summarise(samples_ms: Sequence[float]) -> Summary:
+def summarise(samples_ms: Sequence[float], *, tick: float = 0.0) -> Summary:
     """Summarise samples in the order of measuring; only the interval depends on that order.
+
+    Args:
+        samples_ms: As the timer read them.
+        tick: Smallest step of a reading, in the same unit; the interval is wider by it on either side.
 
     Raises:
         ValueError: there is no sample, or one is negative or not a finite number.
@@ -71,7 +83,7 @@ def summarise(samples_ms: Sequence[float]) -> Summary:
     count = len(ordered)
     mean = math.fsum(ordered) / count
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (count - 1)) if count > 1 else None
-    interval = _interval(ordered, variance_inflation(samples_ms), 0.95)
+    interval = interval_of(samples_ms, variance_inflation(samples_ms), tick=tick)
     return Summary(
         num_samples=count,
         median=percentile(ordered, 0.5),
@@ -86,20 +98,27 @@ def summarise(samples_ms: Sequence[float]) -> Summary:
     )
 
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+def median_interval(
+    samples: Sequence[float], confidence: float = 0.95, *, tick: float = 0.0
+) -> tuple[float, float] | None:
     """Interval of the median by order statistics, widened for serial dependence; None below six samples.
 
-    It is never wider than from the smallest sample to the largest, so at few samples a confidence
-    above what that pair reaches (96.9 % at six) is not met.
+    It is never wider than from a tick below the smallest sample to a tick above the largest, so at few
+    samples a confidence above what that pair reaches (96.9 % at six) is not met.
 
     Args:
         samples: In the order of measuring.
         confidence: Between 0 and 1.
+        tick: Smallest step of a reading; 0 for samples that are exact.
     """
-    return _interval(sorted(samples), variance_inflation(samples), confidence)
+    return interval_of(samples, variance_inflation(samples), confidence, tick=tick)
 
 
-def _interval(ordered: Sequence[float], inflation: float, confidence: float) -> tuple[float, float] | None:
+def interval_of(
+    samples: Sequence[float], inflation: float, confidence: float = 0.95, *, tick: float = 0.0
+) -> tuple[float, float] | None:
+    """`median_interval` where the inflation of the variance is known already; the order does not matter."""
+    ordered = sorted(samples)
     count = len(ordered)
     if count < FEWEST_FOR_INTERVAL:
         return None
@@ -107,7 +126,8 @@ def _interval(ordered: Sequence[float], inflation: float, confidence: float) -> 
     if inflation > 1.0:
         reach = critical_value(count, confidence) * math.sqrt(count * inflation)
         rank = max(1, math.floor((count - reach) / 2.0))
-    return ordered[rank - 1], ordered[count - rank]
+    low = ordered[rank - 1] - tick
+    return (low if ordered[0] < 0.0 else max(0.0, low)), ordered[count - rank] + tick  # no time is below 0
 
 
 @cache

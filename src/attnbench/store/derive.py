@@ -44,7 +44,7 @@ def time_of(time: Time) -> Time:
         return time
     from attnbench.stats.summary import summarise
 
-    statistics: dict[str, Any] = summarise(time.samples_ms).in_ms()
+    statistics: dict[str, Any] = summarise(time.samples_ms, tick=time.tick_ms or 0.0).in_ms()
     return dataclasses.replace(time, **statistics)
 
 
