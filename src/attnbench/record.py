@@ -2,7 +2,10 @@
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
 A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
-This module imports nothing of ours but `errors`, and no torch: reports are read on laptops.
+This module imports nothing of ours but `errors` and `text`, and no torch: reports are read on laptops.
+
+What is read from a file passes through here, so here is checked what later becomes part of a path or of a page:
+the id of a run and the names of a case's axes have a pattern; every other text is `text.spelled`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from attnbench.errors import RunFileError
+from attnbench.text import Spelled, check_case, check_depth, check_id, shown
 
 SCHEMA = 1
 """Version of the run file; a reader refuses a newer one."""
@@ -38,7 +42,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Time:
+class Time(Spelled):
     """Samples of one launch and what is derived from them (`stats.summary.summarise`)."""
 
     timer: str
@@ -143,7 +147,7 @@ class Error:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speedup:
+class Speedup(Spelled):
     """Median of baseline time / own time within rounds; above 1 is faster than the baseline."""
 
     baseline: str
@@ -154,7 +158,7 @@ class Speedup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
+class Environment(Spelled):
     """What was measured on.  No host name, user or path."""
 
     os: str
@@ -179,7 +183,7 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class Record(Spelled):
     """One case × backend with its outcome.  The status decides which blocks may exist."""
 
     workload: str
@@ -218,6 +222,8 @@ class Record:
     "command that measures this row again"
 
     def __post_init__(self) -> None:
+        check_case(self.case)
+        Spelled.__post_init__(self)
         who = f"record {self.case_id} {self.backend}: status={self.status.value}"
         if self.status is not Status.PASSED and (self.time or self.phases or self.speedup):
             raise RunFileError(f"{who} has a time; only passed may")
@@ -226,7 +232,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(Spelled):
     """How to measure: everything of a request that is not a case or a backend."""
 
     device: str = "auto"
@@ -257,7 +263,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedGroup:
+class PlannedGroup(Spelled):
     """All backends of one case, measured together."""
 
     group: str
@@ -267,9 +273,13 @@ class PlannedGroup:
     backends: tuple[str, ...]
     replicate: int = 0
 
+    def __post_init__(self) -> None:
+        check_case(self.case)
+        Spelled.__post_init__(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class Run(Spelled):
     """One execution of a suite."""
 
     id: str
@@ -285,6 +295,10 @@ class Run:
     "names (not paths) of the --backends files"
     environments: tuple[Environment, ...] = ()
     records: tuple[Record, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+        Spelled.__post_init__(self)
 
 
 def to_dict(value: Any) -> Any:
@@ -307,7 +321,7 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
         RunFileError: a field is missing, unknown or of the wrong type; the message names it.
     """
     if not isinstance(data, Mapping):
-        raise RunFileError(f"{where}: {_show(data)} is not an object")
+        raise RunFileError(f"{where}: {shown(data)} is not an object")
     hints = _hints(cls)  # type: ignore[arg-type]
     strange = sorted(set(data) - set(hints))
     if strange:
@@ -347,6 +361,7 @@ def _plain(hint: Any) -> frozenset[type]:
 def _decode(hint: Any, data: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
+        check_depth(data, where)
         return data
     if origin is typing.Union or origin is types.UnionType:
         if data is None and type(None) in args:
@@ -363,22 +378,17 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin is Literal:
         if data in args:
             return data
-        raise RunFileError(f"{where}: {_show(data)} is not known; one of {', '.join(map(str, args))}")
+        raise RunFileError(f"{where}: {shown(data)} is not known; one of {', '.join(map(str, args))}")
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_dict(hint, data, where)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         try:
             return hint(data)
         except ValueError:
-            raise RunFileError(f"{where}: {_show(data)} is not known; one of {', '.join(hint)}") from None
+            raise RunFileError(f"{where}: {shown(data)} is not known; one of {', '.join(hint)}") from None
     if hint is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
     if isinstance(hint, type) and type(data) is hint:
         return data
     name = getattr(origin or hint, "__name__", str(hint))
-    raise RunFileError(f"{where}: {_show(data)} is not a {name}")
-
-
-def _show(data: Any) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else text[:57] + "..."
+    raise RunFileError(f"{where}: {shown(data)} is not a {name}")

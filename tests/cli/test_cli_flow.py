@@ -361,7 +361,7 @@ def test_a_suite_without_a_terminal_to_write_to_is_measured_all_the_same(tmp_pat
 
 def test_what_steers_a_terminal_is_not_passed_on(attnbench):
     answer = attnbench(["run", "\x1b[31mred\x07"])
-    assert answer.err.startswith("attnbench: suite=?[31mred? is not known")
+    assert answer.err.startswith(r"attnbench: suite=\u001b[31mred\u0007 is not known")
 
 
 def test_a_disk_that_fills_up_takes_neither_the_table_nor_the_other_files(attnbench, sweep, saved):

@@ -208,9 +208,9 @@ def test_a_run_with_a_seed_layout_has_our_tables_too():
     assert "median ms" in printed(make_run(layout="seed-004"))
 
 
-def test_what_steers_a_terminal_is_shown_as_a_question_mark():
+def test_what_steers_a_terminal_is_shown_as_an_escape():
     run = make_run([make_lost(make_case(), "a", Status.FAILED, "\x1b[2Jgone\x07")])
-    assert "?[2Jgone?" in printed(run)
+    assert r"\u001b[2Jgone\u0007" in printed(run)
 
 
 def test_a_configuration_is_named_once_whether_or_not_the_backend_carries_it():

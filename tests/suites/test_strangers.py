@@ -78,6 +78,9 @@ def test_a_probe_is_repeated_word_for_word(tmp_path):
     ("x = (", "does not import: line 1: SyntaxError: '(' was never closed; "),
     ("x = 1", "holds no backend; "),
     (HEAD + BODY.replace('"mine"', "3"), "has Mine.name=3; a name without blanks, "),
+    (HEAD + BODY.replace('"mine"', '"a/b"'), "has Mine.name='a/b'; a name without blanks, "),
+    (HEAD + BODY.replace('"mine"', r'"a\x1bb"'), r"has Mine.name='a\x1bb'; a name without blanks, "),
+    (HEAD + BODY.replace('"mine"', r'"a\udc80b"'), r"has Mine.name='a\udc80b'; a name without blanks, "),
     (HEAD + BODY.replace('"mine"', '"a[b]"'), "has Mine.name='a[b]'; a name without blanks, "),
     (HEAD + BODY.replace('("cpu", "cuda")', '"cpu"'), "has Mine.devices='cpu'; a tuple of \"cpu\" and \"cuda\""),
     (HEAD + BODY.replace("name, workload, variant", "name, work, variant"), "has Mine.workload='nothing'; a text"),
@@ -106,7 +109,7 @@ def test_two_files_of_one_name(tmp_path):
 def test_a_plan_takes_its_word(tmp_path):
     path = write(tmp_path, HEAD + BODY.replace('("cpu", "cuda")', '("cuda",)'))
     request = Request(suite=load_suite("quick", "cpu"), device="cpu", files=(path,), backends=("all",), baseline="mine")
-    run = build(request, run_id="1", command="", started="")
+    run = build(request, run_id="00000001", command="", started="")
     assert run.plan[0].backends[0] == "mine"
     assert run.settings.baseline == "mine"
 

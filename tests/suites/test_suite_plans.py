@@ -23,7 +23,7 @@ def suite(**changes):
 
 def planned(request_suite, device="cpu", **changes):
     request = Request(suite=request_suite, device=device, **changes)
-    return build(request, run_id="id", command="attnbench run s", started="2026-01-02T03:04:05Z")
+    return build(request, run_id="0badcafe", command="attnbench run s", started="2026-01-02T03:04:05Z")
 
 
 def test_a_plan_is_the_cross_product_case_by_case(backends):

@@ -7,16 +7,14 @@ each of its backends where the plan is made.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from attnbench.backends.base import Backend, Config, Launch
-from attnbench.backends.registry import all_backends, one_line
+from attnbench.backends.registry import NAMED, all_backends, is_name, one_line
 from attnbench.errors import Unavailable, UsageError, refusal
 
-NAME = r"[^\s,|*?\[\]]+"
 TEXTS = ("workload", "variant", "title", "install")
 KINDS = ("cpu", "cuda")
 
@@ -77,8 +75,7 @@ def _description(backend: Backend, file: str) -> dict[str, Any]:
             raise UsageError(refusal("backends", "file", file, f"has {where}", accepted))
 
     name = getattr(backend, "name", None)
-    need(isinstance(name, str) and bool(re.fullmatch(NAME, name)) and name != "all", "name",
-         "a name without blanks, commas, brackets and wildcards")
+    need(is_name(name), "name", NAMED)
     for field in TEXTS:
         need(isinstance(getattr(backend, field, None), str), field, "a text")
     devices = backend.devices

@@ -29,9 +29,12 @@ from typing import Any
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.text import shown, spelled
 
 GROUP = "attnbench.backends"
 """Entry point group through which another package brings backends."""
+NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
+NAMED = "a name without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
 
 class BrokenBackend(Backend):
@@ -122,6 +125,11 @@ def resolve(selector: str, case: Any = None, *, files: Sequence[str] = ()) -> Ba
     return type(backends[name])(backends[name].config_of(short, case))
 
 
+def is_name(name: object) -> bool:
+    """Whether a backend may be called so: a selector can name it, a file can be called after it, it can be shown."""
+    return isinstance(name, str) and bool(NAME.fullmatch(name)) and name != "all" and spelled(name) == name
+
+
 def split_selectors(text: str) -> list[str]:
     """Split a comma list; commas inside brackets belong to the selector."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
@@ -194,7 +202,11 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
         classes = _classes(loaded) if isinstance(loaded, ModuleType) else [loaded]
         if not classes or not all(isinstance(cls, type) and issubclass(cls, Backend) for cls in classes):
             return [BrokenBackend(entry.name, f"entry point {entry.value} is not a Backend and holds none")]
-        return [cls() for cls in classes]
+        found = [cls() for cls in classes]
+        strange = [backend.name for backend in found if not is_name(backend.name)]
+        if strange:
+            return [BrokenBackend(entry.name, f"entry point {entry.value} has the name {shown(strange[0])}; {NAMED}")]
+        return found
     except Exception as error:  # an edge: a stranger's package may fail in any way, and must not end ours
         reason = f"entry point {entry.value} does not import: {one_line(error)}"
         return [BrokenBackend(entry.name, reason)]

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: the device asked for is not there, or there is no GPU to watch.
     """
     from attnbench.machine.devices import resolve
-    from attnbench.store.files import check_writable, write_bytes
+    from attnbench.store.files import check_writable, write_text
 
     output = Output()
     if args.watch is not None:
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         output.line(text)
         return 0
     if args.json is not None:
-        write_bytes(args.json, f"{text}\n".encode())
+        write_text(args.json, f"{text}\n")
     console = output.console()
     for part in _render(report):
         console.print(part, soft_wrap=isinstance(part, str))

@@ -141,11 +141,11 @@ def _restore(run_id: str, target: str | None, place: Place, folder: str) -> int:
 
     with open_history(place, write=False) as history:
         run_id, text = text_of(history, run_id)
-    output = Output()
+    output, found = Output(), loads(text, who=run_id)
     if target == "-":
         output.line(text.rstrip("\n"))
         return 0
-    path = Path(target) if target is not None else default_path(loads(text, who=run_id), folder)
+    path = Path(target) if target is not None else default_path(found, folder)
     data = pack_text(text)
     if path.is_file() and path.read_bytes() != data:
         wrong = "is there and has another content"
@@ -208,7 +208,7 @@ def _print_trends(found: list[Trend], losses: list[Loss], output: Output) -> int
 
 
 def _write(args: argparse.Namespace, output: Output, lines: list[dict[str, Any]], data: Any) -> None:
-    from attnbench.store.files import write_bytes
+    from attnbench.store.files import write_text
 
     texts = []
     if args.csv is not None:
@@ -219,7 +219,7 @@ def _write(args: argparse.Namespace, output: Output, lines: list[dict[str, Any]]
         if path == "-":
             Output().line(text.rstrip("\n"))
         else:
-            write_bytes(path, text.encode("utf-8", "replace"))
+            write_text(path, text)
 
 
 def _csv(lines: list[dict[str, Any]]) -> str:

@@ -33,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show one of the lists."""
     from attnbench.cli.request import axis_words
-    from attnbench.store.files import check_writable, write_bytes
+    from attnbench.store.files import check_writable, write_text
 
     if args.what not in LISTS:
         raise unknown("attnbench list", "what", args.what, LISTS)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         Output().line(text.rstrip())
         return 0
     if args.json is not None:
-        write_bytes(args.json, text.encode())
+        write_text(args.json, text)
     _show(args.what, rows)
     return 0
 

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from attnbench.text import spelled, without_passwords
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,7 +33,7 @@ class Output:
     def note(self, text: str) -> None:
         """Write a line that is not the result: an error, a remark."""
         sys.stdout.flush()
-        _write(sys.stderr, "".join(letter if letter.isprintable() else "?" for letter in text))
+        _write(sys.stderr, " ".join(text.split()))
         sys.stderr.flush()
 
     def flush(self) -> None:
@@ -74,6 +76,7 @@ def fill_closed_streams() -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write a line; a letter that the terminal's encoding lacks must not end the command."""
+    """Write a line: nothing in it steers the terminal, and a letter that its encoding lacks ends no command."""
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+    text = spelled(without_passwords(text))
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

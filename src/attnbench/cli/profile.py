@@ -229,14 +229,14 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
     """Print the tables, then what was not captured, and write what was asked for."""
     from attnbench.profile import capture, tables
     from attnbench.report.profile import render_profile_table
-    from attnbench.store.files import write_bytes
+    from attnbench.store.files import write_text
 
     texts = {"csv": tables.to_csv(captures), "json": capture.dumps(tuple(captures))}
     if args.into is not None:
         _into(args, captures)
     for name, text in texts.items():
         if (path := getattr(args, name)) not in (None, "-"):
-            write_bytes(path, text.encode())
+            write_text(path, text)
     output = Output(results_to_stderr="-" in (args.csv, args.json))
     shown = tables.chosen(args.table, captures, points)
     for table in shown:

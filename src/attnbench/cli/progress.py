@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
+from attnbench.text import spelled
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,7 +63,8 @@ class Bar(AbstractContextManager["Bar"]):
             whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
             self._progress = Progress(
                 BarColumn(bar_width=16), MofNCompleteColumn(table_column=whole),
-                TimeElapsedColumn(table_column=whole.copy()), TextColumn("{task.fields[where]}", table_column=rest),
+                TimeElapsedColumn(table_column=whole.copy()),
+                TextColumn("{task.fields[where]}", markup=False, table_column=rest),
                 console=self._console, transient=True, expand=True)
             self._task = self._progress.add_task("", total=None, where="")
             self._update()
@@ -71,5 +73,5 @@ class Bar(AbstractContextManager["Bar"]):
     def _update(self) -> None:
         event = self._latest
         if event is not None and self._progress is not None and self._task is not None:
-            where = "  ".join(word for word in (event.group, event.backend, event.text) if word)
+            where = spelled("  ".join(word for word in (event.group, event.backend, event.text) if word))
             self._progress.update(self._task, completed=event.done, total=event.total, where=where)

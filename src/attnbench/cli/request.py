@@ -16,6 +16,7 @@ from attnbench.record import Run
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
+from attnbench.text import spelled
 from attnbench.workloads.base import load_workload
 
 
@@ -87,7 +88,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     if not run.plan:
         raise UsageError(refusal(who, "--resume", args.resume, "has no plan to finish",
                                  "a run that run, compare or check began"))
-    missing = [name for name in run.backend_files if name not in {Path(file).name for file in files}]
+    missing = [name for name in run.backend_files if name not in {spelled(Path(file).name) for file in files}]
     if missing:
         raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
                                  f"--backends {missing[0]}", "give the file again"))

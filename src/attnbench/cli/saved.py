@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.record import Run
-
-ID = re.compile(r"[0-9a-f]{4,16}")
+from attnbench.text import RUN_ID
 
 
 def find_run(text: str, folder: str, who: str) -> Path:
@@ -65,7 +63,7 @@ def _file(text: str, folder: str, who: str) -> Path | None:
     path = Path(text)
     if _is_file(path):
         return path
-    found = _files(folder, f"*-{text}.json") if ID.fullmatch(text) else []
+    found = _files(folder, f"*-{text}.json") if RUN_ID.fullmatch(text) else []
     if len(found) > 1:
         wrong = f"is the id of {len(found)} files in {folder}"
         raise UsageError(refusal(who, "RUN", text, wrong, "one of " + ", ".join(file.name for file in found)))
@@ -74,7 +72,7 @@ def _file(text: str, folder: str, who: str) -> Path | None:
 
 def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
     """Id and text of a run in the history of a folder; else nothing, and why it could not be asked."""
-    if not ID.fullmatch(text):
+    if not RUN_ID.fullmatch(text):
         return None, ""
     from attnbench.store.history.opening import open_history
     from attnbench.store.history.place import find_place, is_installed

@@ -301,7 +301,8 @@ class _Request:
 
     def deliver(self, answers: Mapping[str, Kept], output: Output) -> None:
         """Write the rows, then print what was found."""
-        from attnbench.store.files import write_bytes, write_stdout
+        from attnbench.store.files import write_stdout, write_text
+        from attnbench.text import spelled
         from attnbench.tune import kept as tunings
         from attnbench.tune.key import digest
         from attnbench.tune.table import rows, to_csv, to_json
@@ -310,17 +311,17 @@ class _Request:
         if self.args.save:
             for kept, table in zip(answers.values(), tables, strict=True):
                 path = tunings.place(self.args.out, kept.case_id, kept.backend, digest(kept.key))
-                write_bytes(path.with_suffix(".csv"), to_csv(table).encode())
+                write_text(path.with_suffix(".csv"), to_csv(table))
         whole = [row for table in tables for row in table]
         texts = {"csv": to_csv(whole), "json": to_json(whole)}
         for name, text in texts.items():
             if (path := getattr(self.args, name)) not in (None, "-"):
-                write_bytes(path, text.encode())
+                write_text(path, text)
         for case_id, kept in answers.items():
             self._print(case_id, kept, output)
         for name, text in texts.items():
             if getattr(self.args, name) == "-":
-                write_stdout(text.encode())
+                write_stdout(spelled(text).encode())
 
     def _print(self, case_id: str, kept: Kept, output: Output) -> None:
         from attnbench.report.tuning import render_tuning

@@ -80,9 +80,17 @@ class Question:
         self._folder.cleanup()
 
     def _death(self, code: int) -> str:
-        how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended the process with code {code}"
+        how = f"crashed ({signal_name(-code)})" if code < 0 else f"ended the process with code {code}"
         lines = [line.strip() for line in self._words.read_text(errors="replace").splitlines() if line.strip()]
         return how + (f": {lines[-1][:200]}" if lines else "")
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; of real-time signals, most of which have no name, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def ask(module: str, *args: str, timeout_s: float, folder: Path | None = None) -> Answer:

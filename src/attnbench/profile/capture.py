@@ -14,12 +14,13 @@ from pathlib import Path
 
 from attnbench.errors import RunFileError, refusal
 from attnbench.record import from_dict, to_dict
+from attnbench.text import Spelled
 
 FORMAT = "attnbench-capture 1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
+class Advice(Spelled):
     """One remark of ncu's own rules on a kernel."""
 
     rule: str
@@ -36,7 +37,7 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelRow:
+class KernelRow(Spelled):
     """All launches of one kernel within one range of one capture."""
 
     name: str
@@ -65,7 +66,7 @@ class KernelRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RangeRow:
+class RangeRow(Spelled):
     """All instances of one range."""
 
     name: str
@@ -79,7 +80,7 @@ class RangeRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyRow:
+class CopyRow(Spelled):
     """Copies and fills of one kind, done by the copy engines."""
 
     operation: str
@@ -93,7 +94,7 @@ class CopyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApiRow:
+class ApiRow(Spelled):
     """Calls of one function of the CUDA API: time of the CPU, never to be added to the GPU's."""
 
     name: str
@@ -106,7 +107,7 @@ class ApiRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capture:
+class Capture(Spelled):
     """One capture of one tool."""
 
     tool: str

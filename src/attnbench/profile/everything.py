@@ -21,7 +21,7 @@ from attnbench.profile.roofline import Point
 from attnbench.profile.running import reason, run
 from attnbench.profile.table import Table
 from attnbench.profile.take import SUFFIX, Options, Taken, probe, take
-from attnbench.store.files import write_bytes
+from attnbench.store.files import write_text
 
 COMMAND_S = 3600.0
 """For one command of ours: it has time limits of its own for what may hang."""
@@ -95,7 +95,7 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, told: Call
         told(file)
         done.steps.append(step())
         summary = _summary(request, done, points(done.captures, request.launches or LAUNCHES["ncu"]))
-        write_bytes(folder / "SUMMARY.md", summary.encode())
+        write_text(folder / "SUMMARY.md", summary)
         if done.captures:
             keep(folder, done.captures)
     return done
@@ -140,7 +140,7 @@ def _texts(tool: str, capture: Capture, folder: Path) -> None:
             printed.replace(folder / TEXTS[tool][0])
     if tool == "ncu":
         for name, wanted in zip(TEXTS[tool], (MEMORY, COMPUTE), strict=True):
-            write_bytes(folder / name, tables.metrics(capture, name.split("_")[1], wanted).plain().encode())
+            write_text(folder / name, tables.metrics(capture, name.split("_")[1], wanted).plain())
 
 
 def _summary(request: Request, done: Everything, points: Sequence[Point]) -> str:

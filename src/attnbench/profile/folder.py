@@ -10,7 +10,7 @@ from pathlib import Path
 from attnbench.errors import UsageError, refusal
 from attnbench.profile import tables
 from attnbench.profile.capture import Capture, dumps
-from attnbench.store.files import write_bytes
+from attnbench.store.files import write_text
 
 
 def open_folder(path: str | Path, *, force: bool) -> Path:
@@ -50,5 +50,5 @@ def open_folder(path: str | Path, *, force: bool) -> Path:
 
 def keep(folder: Path, captures: Sequence[Capture]) -> None:
     """Write kernels.csv and captures.json, each whole or as it was."""
-    write_bytes(folder / "kernels.csv", tables.to_csv(captures).encode())
-    write_bytes(folder / "captures.json", dumps(tuple(captures)).encode())
+    write_text(folder / "kernels.csv", tables.to_csv(captures))
+    write_text(folder / "captures.json", dumps(tuple(captures)))

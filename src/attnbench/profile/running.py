@@ -119,7 +119,7 @@ def reason(tool: str, finished: Finished, timeout_s: float) -> str:
     lines = [line.strip() for line in finished.text.splitlines() if line.strip()]
     said = f"; its last line was: {without_paths(lines[-1])[:LAST_WORDS]}" if lines else ""
     if finished.code < 0:
-        return f"{tool}: was killed by {_signal_name(-finished.code)}{said}"
+        return f"{tool}: was killed by {child.signal_name(-finished.code)}{said}"
     return f"{tool}: ended with code {finished.code}{said}"
 
 
@@ -133,13 +133,6 @@ def _error(text: str) -> str | None:
     if ended is not None and len(errors) == 1:
         return f"{ended} {theirs[-1]}" if theirs else ended
     return next((one for one in errors if one != ended), None)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def shown(argv: Sequence[str]) -> str:

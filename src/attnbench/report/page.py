@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench.text import spelled
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -29,8 +31,8 @@ class Paper:
         return self.console.width
 
     def words(self, text: str) -> str:
-        """`text` in letters that the console can show; what would steer a terminal is none."""
-        text = "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+        """`text` in letters that the console can show; what would steer a terminal is `spelled`."""
+        text = spelled(text)
         return text.translate(PLAIN_LETTERS).encode("ascii", "replace").decode() if self._plain else text
 
     def text(self, text: str, style: str = "") -> Text:

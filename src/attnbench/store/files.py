@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from attnbench.errors import UsageError, refusal
+from attnbench.text import spelled
 
 
 def check_writable(path: str | Path) -> None:
@@ -52,6 +53,15 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             _replace(path.resolve(), data)
     except (OSError, ValueError) as error:
         raise _refused(path, error) from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """`write_bytes` of a text in UTF-8, with what cannot be shown `spelled`.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_bytes(path, spelled(text).encode())
 
 
 def write_stdout(data: bytes) -> None:

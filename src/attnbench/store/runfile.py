@@ -27,6 +27,7 @@ LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
 TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
               field.name != "samples_ms")
+LONGEST_STARTED = 32
 ACCEPTED = "a run file written by attnbench run"
 
 
@@ -118,7 +119,7 @@ def default_path(run: Run, out_dir: str | Path = "results") -> Path:
     """`<started>-<suite>-<id>.json` in `out_dir`, fit for every file system."""
     started = re.sub(r"[^0-9TZ]", "", run.started.split("+")[0].split(".")[0])
     suite = re.sub(r"[^A-Za-z0-9._-]+", "-", run.suite).strip("-.") or "run"
-    return Path(out_dir) / f"{started}-{suite[:80]}-{run.id}.json"
+    return Path(out_dir) / f"{started[:LONGEST_STARTED]}-{suite[:80]}-{run.id}.json"
 
 
 def new_id() -> str:

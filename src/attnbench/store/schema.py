@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnbench import record
-from attnbench.record import SCHEMA, Record, Run, Status
+from attnbench.record import SCHEMA, PlannedGroup, Record, Run, Status
 from attnbench.store.files import write_bytes
+from attnbench.text import AXIS, RUN_ID
 
 PLAIN: Mapping[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -39,6 +40,9 @@ def json_schema() -> dict[str, Any]:
     definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]
     run = definitions.pop(Run.__name__)
     records = run["properties"].pop("records")
+    run["properties"]["id"]["pattern"] = f"^{RUN_ID.pattern}$"
+    for kind in (Record, PlannedGroup):
+        definitions[kind.__name__]["properties"]["case"]["propertyNames"] = {"pattern": f"^{AXIS.pattern}$"}
     definitions[Record.__name__] |= _by_status()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

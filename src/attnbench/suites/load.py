@@ -23,7 +23,6 @@ The shipped suites are the ``.toml`` files of this folder; a named case of one i
 from __future__ import annotations
 
 import difflib
-import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.suites.settings import setting, settle, suite_keys
+from attnbench.text import shown
 from attnbench.workloads.base import Axis, Workload, load_workload
 
 DEVICES = ("cpu", "cuda")
@@ -42,10 +42,6 @@ SECTION = ("backends", "baseline", "settings", "axes", "cases", "batch_by_seqlen
 OTHERWISE = "otherwise"
 """Key of batch_by_seqlen for the lengths it does not name."""
 TOP = ("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)
-
-SHOWN = reprlib.Repr()
-"""How messages spell a value: whatever nests too deep or is too long is cut."""
-SHOWN.maxlevel, SHOWN.maxstring, SHOWN.maxother, SHOWN.maxlong = 3, 60, 60, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,13 +316,8 @@ def _check_keys(who: str, prefix: str, table: Mapping[str, Any], known: Iterable
             near = difflib.get_close_matches(key, names, n=1)
             todo = f"did you mean {near[0]}?" if near else ""
             accepted = f"one of {', '.join(names)}"
-            raise UsageError(refusal(who, prefix + key, _show(value), "is not a key", accepted, todo))
+            raise UsageError(refusal(who, prefix + key, shown(value), "is not a key", accepted, todo))
 
 
 def _wrong(who: str, key: str, value: Any, accepted: str) -> UsageError:
-    return UsageError(refusal(who, key, _show(value), "cannot be used", accepted))
-
-
-def _show(value: Any) -> str:
-    text = " ".join(SHOWN.repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
+    return UsageError(refusal(who, key, shown(value), "cannot be used", accepted))

@@ -17,7 +17,8 @@ from typing import Any
 from attnbench.errors import RunFileError, refusal
 from attnbench.record import Environment, Settings, from_dict, to_dict
 from attnbench.stats.racing import Outcome, Race, Rules
-from attnbench.store.files import write_bytes
+from attnbench.store.files import write_text
+from attnbench.text import Spelled
 
 FOLDER = "tuning"
 SCHEMA = 1
@@ -25,7 +26,7 @@ ACCEPTED = "a file written by attnbench tune"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class Failure(Spelled):
     """Why a configuration does not run, or is wrong."""
 
     status: str
@@ -48,7 +49,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Kept(Spelled):
     """A race as far as it is known."""
 
     key: Mapping[str, Any]
@@ -113,7 +114,7 @@ def write(kept: Kept, path: Path) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    write_bytes(path, (json.dumps({"schema": SCHEMA, "tuning": to_dict(kept)}, ensure_ascii=False) + "\n").encode())
+    write_text(path, json.dumps({"schema": SCHEMA, "tuning": to_dict(kept)}, ensure_ascii=False) + "\n")
 
 
 def read(path: Path) -> Kept | None:

@@ -60,7 +60,7 @@ class BlamePage:
     def say(self, index: int, phase: str) -> None:
         """Write the word; called by the worker."""
         self._count += 1
-        _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode()[:48])
+        _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode(errors="backslashreplace")[:48])
 
     def read(self) -> Word:
         """Read the word; called by the parent, at any moment: a word half written is no error."""

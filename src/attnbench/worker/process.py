@@ -193,16 +193,9 @@ class Worker:
         turns = [number for number, line in enumerate(lines, start=1) if TURN in line]
         lines = lines[max(turns, default=0):]
         said = f"; its last line was: {without_paths(lines[-1])[:200]}" if lines else ""
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
+        how = f"killed by {child.signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
         self.close()
         return Loss(Status.CRASHED, word, f"{how} during {word.phase}{said}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals but the first and the last have no name
-        return f"signal {number}"
 
 
 def _patience(word: Word) -> int:

@@ -26,6 +26,10 @@ class Exporter:
     "raises `Unavailable` where a library that it needs is missing"
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"How a cell begins that some spreadsheet takes for a formula; the wide signs are those of East Asian input."
+
+
 def harmless(text: str) -> str:
     """Quote a text that a spreadsheet would take for a formula and run."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{text}" if text.startswith(FORMULA) else text

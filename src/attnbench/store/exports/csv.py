@@ -29,8 +29,7 @@ def _cell(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, float):
         return format(value, ".9g")
-    # A lone carriage return ends a row for some readers, and the csv module does not quote it.
-    return value if isinstance(value, int) else harmless(as_text(value)).replace("\r", " ")
+    return value if isinstance(value, int) else harmless(as_text(value))
 
 
 def as_text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from attnbench.store.rows import columns, rows
 if TYPE_CHECKING:
     from openpyxl.cell import WriteOnlyCell
 
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"Characters that a workbook may not hold (ECMA-376 keeps to XML 1.0)."
 LONGEST_TEXT = 32767
 LARGEST_WHOLE = 2**53
 "Numbers of a workbook are doubles: above this a whole number is written as text, digit for digit."
@@ -56,7 +53,7 @@ def _cell(sheet: Any, value: Any) -> WriteOnlyCell | None:
         return None
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= LARGEST_WHOLE):
         return WriteOnlyCell(sheet, value=value)
-    cell = WriteOnlyCell(sheet, value=CONTROL.sub("\N{REPLACEMENT CHARACTER}", as_text(value))[:LONGEST_TEXT])
+    cell = WriteOnlyCell(sheet, value=as_text(value)[:LONGEST_TEXT])
     cell.data_type = "s"  # openpyxl takes a leading = for a formula and #N/A for an error
     return cell
 

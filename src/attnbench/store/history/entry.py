@@ -120,13 +120,12 @@ def _points(run: Run, item: Record, place: int, environments: Sequence[str]) -> 
     spelled = environments[item.environment] if environment is not None and item.environment is not None else None
     shared = {"status": item.status.value, "reason": _known(item.reason), "version": _known(item.version),
               "source_hash": _known(item.source_hash)}
-    times: list[Time | None] = []
+    times: list[Time | None] = [None]
     if item.status is Status.PASSED:
-        found = ({} if item.time is None else {item.time.timer: item.time}) | dict(item.timers)
-        times = [time for time in found.values() if time.median_ms]
-    else:
-        times = [None]
-    return [Point(_identity(run, item, machine, time), place, spelled, shared | _figures(time)) for time in times]
+        times = [time for time in (item.time, *item.timers.values()) if time is not None and time.median_ms]
+    # By series: the headline time is one of the timers' as well, and a file may say one twice.
+    found = {_identity(run, item, machine, time): time for time in reversed(times)}
+    return [Point(series, place, spelled, shared | _figures(time)) for series, time in reversed(found.items())]
 
 
 def _identity(run: Run, item: Record, machine: str | None, time: Time | None) -> Identity:

@@ -1,0 +1,140 @@
+"""Text from outside: made fit to be kept and shown, or refused where it is to be a name.
+
+A name or a message may come from a library, a user's file, another machine's run file or a damaged
+database.  `spelled` is applied where text enters the data of a run (`Spelled`) and where text leaves to a
+terminal (`cli.output`, `report.page`); what lies between need not think of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+import reprlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from attnbench.errors import RunFileError
+
+RUN_ID = re.compile(r"[0-9a-f]{4,16}")
+"""Ids of runs: they are part of file names."""
+AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""Names of a case's axes: they are columns, flags and parts of file names."""
+DEEPEST = 8
+"""Levels of free data in a file."""
+SHORT = reprlib.Repr()
+"""How a message spells a value: what nests too deep or is too long is cut."""
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother, SHORT.maxlong = 3, 60, 60, 60
+UNSHOWN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but line feed and tab: ESC, carriage return, C1
+    "\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # unseen, ends of lines, turned direction
+    "\ud800-\udfff"  # half a character: no encoding has it
+    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # unseen, and what XML and so a workbook may not hold
+    "]"
+)
+SECRET_IN_URL = re.compile(r"(\w[\w+.-]*://[^\s:/@?#]*):\S*@")
+SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
+HIDDEN = r"\1:***@"
+
+
+def spelled(text: str) -> str:
+    r"""`text` with every letter that cannot be shown written as an escape, ``\u001b``; nothing is lost.
+
+    Line feeds and tabs stay.  The escapes are those of JSON, so JSON stays JSON and means the same.
+    """
+    return text if text.isascii() and text.isprintable() else UNSHOWN.sub(_escape, text)
+
+
+def without_passwords(text: str) -> str:
+    """`text` with the password of each URL in it replaced by ``***``."""
+    if "://" in text:
+        text = SECRET_IN_URL.sub(HIDDEN, text)
+    return SECRET_BY_NAME.sub(r"\1***", text) if "=" in text else text
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in one line of at most 60 letters."""
+    text = " ".join(SHORT.repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_id(run_id: str) -> None:
+    """Refuse what is not the id of a run: it becomes part of a path.
+
+    Raises:
+        RunFileError: naming it.
+    """
+    if not RUN_ID.fullmatch(run_id):
+        raise RunFileError(f"run.id={shown(run_id)} is not the id of a run; 4 to 16 of the digits 0-9 and a-f")
+
+
+def check_case(case: Mapping[str, Any]) -> None:
+    """Refuse a case whose axes have no plain names, or whose values are neither plain nor lists of plain ones.
+
+    Raises:
+        RunFileError: naming the axis.
+    """
+    for name, value in case.items():
+        if not AXIS.fullmatch(name):
+            raise RunFileError(f"case: axis={shown(name)} is not the name of an axis; letters, digits and _")
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, str | int | float | None):
+                accepted = "a text, a number, true, false, null, or a list of these"
+                raise RunFileError(f"case.{name}={shown(value)} is not the value of an axis; {accepted}")
+
+
+def check_depth(data: Any, where: str) -> None:
+    """Refuse free data of a file that nests more than `DEEPEST` levels; `where` is named.
+
+    Raises:
+        RunFileError: it does.
+    """
+    level = [data]
+    for _ in range(DEEPEST):
+        level = [item for one in level if isinstance(one, Mapping | list | tuple)
+                 for item in (one.values() if isinstance(one, Mapping) else one)]  # fmt: skip
+    if level:
+        raise RunFileError(f"{where}: is nested too deeply; at most {DEEPEST} levels")
+
+
+class Spelled:
+    """Base of frozen dataclasses: texts in their fields, also in tuples and mappings, are `spelled`."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Replace what has to be; the usual text is kept as it is."""
+        kind: Any = type(self)
+        for name in _textual(kind):
+            value = getattr(self, name)
+            plain = _spelled_within(value)
+            if plain is not value:
+                object.__setattr__(self, name, plain)
+
+
+@cache
+def _textual(cls: type) -> tuple[str, ...]:
+    """Fields that may hold text, by their annotations."""
+    fields = [(field.name, str(field.type)) for field in dataclasses.fields(cls)]
+    return tuple(name for name, hint in fields if "str" in hint or "Any" in hint)
+
+
+def _spelled_within(value: Any) -> Any:
+    """`value` itself where nothing in it changes."""
+    if isinstance(value, str):
+        return spelled(value) if type(value) is str else value
+    if isinstance(value, Mapping):
+        items = [(_spelled_within(key), _spelled_within(item)) for key, item in value.items()]
+        same = all(key is old and item is value[old] for (key, item), old in zip(items, value, strict=True))
+        return value if same else dict(items)
+    if isinstance(value, tuple | list):
+        found = [_spelled_within(item) for item in value]
+        return value if all(map(operator.is_, found, value)) else type(value)(found)
+    return value
+
+
+def _escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
