@@ -28,7 +28,8 @@ from pathlib import Path
 import torch
 
 from attnbench.machine.fingerprint import environment
-from attnbench.measure.sampling import GroupTiming, Plan, sample
+from attnbench.measure.plan import Plan
+from attnbench.measure.sampling import GroupTiming, sample
 from attnbench.measure.subject import Subject
 from attnbench.record import to_dict
 from attnbench.stats.ratio import paired_ratio

@@ -323,7 +323,8 @@ def _sample(
     functions: Mapping[str, Callable[[], Any]], device: str, reset: Callable[[], None] | None, plan: dict[str, Any]
 ) -> tuple[GroupTiming, list[float]]:
     """Call each once (it may compile), then sample; also the seconds of the first calls."""
-    from attnbench.measure.sampling import Plan, sample
+    from attnbench.measure.plan import Plan
+    from attnbench.measure.sampling import sample
     from attnbench.measure.stage import synchronize
     from attnbench.measure.subject import Subject
 

@@ -86,6 +86,18 @@ class Time(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Yardstick:
+    """Known work, timed by the timer and in rounds of the record's `time`: what moves it is the machine."""
+
+    flops: int
+    "of one call; a yardstick of other work is another yardstick"
+    bytes: int
+    samples_ms: tuple[float, ...]
+    rounds: tuple[int, ...]
+    sm_mhz: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSeries:
     """Board power and heat while a group was sampled, by the driver's own counter."""
 
@@ -209,6 +221,8 @@ class Record(Spelled):
     time: Time | None = None
     timers: Mapping[str, Time] = field(default_factory=dict)
     "with --timer all: the same launch by every timer"
+    yardsticks: Mapping[str, Yardstick] = field(default_factory=dict)
+    "matmul and copy, the same for all records of a group that were measured together"
     power_w: PowerSeries | None = None
     phases: Mapping[str, Time] = field(default_factory=dict)
     memory: Memory | None = None
@@ -225,7 +239,8 @@ class Record(Spelled):
         check_case(self.case)
         Spelled.__post_init__(self)
         who = f"record {self.case_id} {self.backend}: status={self.status.value}"
-        if self.status is not Status.PASSED and (self.time or self.phases or self.speedup):
+        if self.status is not Status.PASSED and (
+                self.time or self.phases or self.speedup or self.yardsticks):
             raise RunFileError(f"{who} has a time; only passed may")
         if self.status is not Status.PASSED and not self.reason:
             raise RunFileError(f"{who} has no reason; every outcome but passed has one")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attnbench.measure.timer import Reading, Timer
 
-TRUE_MS = {"reference": 0.040, "twice-as-fast": 0.020, "same": 0.040, "slower": 0.050, "long": 80.0, "longer": 100.0}
+TRUE_MS = {"reference": 0.040, "twice-as-fast": 0.020, "same": 0.040, "slower": 0.050, "long": 80.0, "longer": 100.0,
+           "yardstick matmul": 0.030, "yardstick copy": 0.050}
 SWING = (0.0, 0.004, -0.004, 0.008, -0.008)
 """Of all subjects in one round: ratios are exact."""
 RESTLESS = "longer"

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attnbench.measure.memory import peak  # noqa: E402
-from attnbench.measure.sampling import Plan, sample  # noqa: E402
+from attnbench.measure.plan import Plan  # noqa: E402
+from attnbench.measure.sampling import sample  # noqa: E402
 from attnbench.measure.subject import Subject  # noqa: E402
 from attnbench.stats.ratio import paired_ratio  # noqa: E402
 

@@ -14,7 +14,8 @@ import pytest
 
 from attnbench.errors import Unavailable, UsageError
 from attnbench.measure import sampling
-from attnbench.measure.sampling import Plan, sample
+from attnbench.measure.plan import Plan
+from attnbench.measure.sampling import sample
 from attnbench.measure.subject import Subject
 from attnbench.stats.ratio import paired_ratio
 

@@ -49,7 +49,8 @@ def test_torch_sees_every_launch_of_each_backend_and_nothing_else(tmp_path, rule
 
 
 def test_torch_agrees_with_the_timer(tmp_path, rules):
-    from attnbench.measure.sampling import Plan, sample
+    from attnbench.measure.plan import Plan
+    from attnbench.measure.sampling import sample
     from attnbench.measure.subject import Subject
 
     job, _ = make_job("sdpa-flash", marks="torch", launches=30)

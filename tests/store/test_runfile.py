@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.errors import RunFileError, UsageError
-from attnbench.record import Error, Status
+from attnbench.record import Error, Status, Yardstick
 from attnbench.store import runfile
 from attnbench.store.files import check_writable, write_bytes
 from made_up_run import make_case, make_group, make_lost, make_record, make_run, make_time
+
+YARDSTICK = {"flops": 0, "bytes": 64, "samples_ms": [0.1, 0.2], "rounds": [0, 1]}
 
 
 def edited(**changes):
@@ -102,6 +104,17 @@ def test_distances_that_are_not_numbers_are_null():
     assert (read.max_abs, read.rel_l1, read.budget, read.ok) == (None, None, 0.1, False)
 
 
+def test_yardsticks_are_kept_to_the_same_digits_and_may_be_absent():
+    record = make_record(make_case(), "a", tflops=100.0, time=make_time([1.0, 2.0]))
+    beside = Yardstick(flops=7, bytes=9, samples_ms=(0.03012345678,), rounds=(1,), sm_mhz=(1980.004,))
+    text = runfile.dumps(make_run([dataclasses.replace(record, yardsticks={"matmul": beside})]))
+    kept = runfile.loads(text).records[0].yardsticks
+    assert kept == {"matmul": dataclasses.replace(beside, samples_ms=(0.0301235,), sm_mhz=(1980.0,))}
+    old = json.loads(text)
+    del old["records"][0]["yardsticks"]
+    assert runfile.loads(json.dumps(old)).records[0].yardsticks == {}, "files from before they were there"
+
+
 def test_an_empty_run_is_a_run():
     assert runfile.loads(runfile.dumps(make_run([]))).records == ()
 
@@ -121,6 +134,15 @@ def test_an_empty_run_is_a_run():
         ({"records__1__time__samples_ms": [1.0, "2"]}, r"records\[1\]\.time\.samples_ms\[1\]: '2' is not a float"),
         ({"records__1__time__samples_ms": [1.0, -2.0, *[1.0] * 58]}, r"samples_ms\[1\]=-2.0 is not a time; a number"),
         ({"records__1__time__host_ms": 1e308}, r"records\[1\]\.time\.host_ms=1e\+308 is not a time; a number of milli"),
+        ({"records__1__yardsticks": {"copy": YARDSTICK | {"samples_ms": [0.1, -2.0]}}},
+         r"records\[1\]\.yardsticks\.copy\.samples_ms\[1\]=-2.0 is not a time; a number, 0 or more"),
+        ({"records__1__yardsticks": {"copy": YARDSTICK | {"rounds": [1]}}},
+         r"records\[1\]\.yardsticks\.copy has 2 samples in 1 rounds; at least one, each with its round"),
+        ({"records__1__yardsticks": {"copy": YARDSTICK | {"sm_mhz": [1.0]}}}, r"copy\.sm_mhz has 1 values; none or as"),
+        ({"records__1__yardsticks": {"copy": YARDSTICK | {"bytes": -1}}}, r"copy\.bytes=-1 is no count; 0 or more"),
+        ({"records__1__yardsticks": {"copy": {"flops": 1}}}, r"records\[1\]\.yardsticks\.copy\.bytes: missing field"),
+        ({"records__0__time": None, "records__0__yardsticks": {"copy": YARDSTICK}},
+         r"records\[0\]\.yardsticks\.copy stands beside no time; a record with one"),
         ({"records__1__time__tick_ms": -1.0}, r"records\[1\]\.time\.tick_ms=-1.0 is not a time"),
         ({"records__1__time__rounds": [1, 2]}, r"time\.rounds has 2 values; none or as many as samples, 60"),
         ({"records__0__time__timer": None}, r"records\[0\]\.time\.timer: None is not a str"),

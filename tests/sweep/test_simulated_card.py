@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 
 import pytest
@@ -69,6 +70,13 @@ def test_times_ratios_and_verdicts_are_those_of_the_card(card, tmp_path):
         assert found[name].memory.peak_allocated_mb == pytest.approx(48, abs=0.1)
         assert found[name].ceilings == {"copy_gbps": 4270.0, "matmul_tflops": 51.0}
         assert found[name].memory.peak_reserved_mb == pytest.approx(64, abs=0.1)
+        assert found[name].yardsticks == found["reference"].yardsticks, "one series, beside every record of the group"
+    beside = found["reference"].yardsticks
+    assert set(beside) == {"matmul", "copy"}
+    for name, one in beside.items():
+        assert set(one.rounds) <= set(found["reference"].time.rounds)
+        assert statistics.median(one.samples_ms) == pytest.approx(TRUE_MS[f"yardstick {name}"], rel=2 * max(SWING))
+        assert set(one.sm_mhz) == {1980.0}
     assert found["twice-as-fast"].work.executed_flops == 12345
 
     ratios = {name: (round(found[name].speedup.ratio, 3), found[name].speedup.verdict) for name in FAST[1:]}

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from small_runs import small_run
 
-from attnbench.record import PowerSeries, Record, Status, Time
+from attnbench.record import PowerSeries, Record, Status, Time, Yardstick
 from attnbench.worker.parts import SEVERAL, joined, moved, rounds_taken
 
 
@@ -25,6 +25,8 @@ def record():
     return Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend="honest",
                   status=Status.PASSED, time=time_of([1.0, 2.0, 3.0]), phases={"plan": time_of([9.0])},
                   timers={"simulated": time_of([1.0, 2.0, 3.0]), "late": time_of([4.0] * 5, "late")},
+                  yardsticks={"copy": Yardstick(flops=0, bytes=64, samples_ms=(0.1, 0.2), rounds=(0, 2),
+                                                sm_mhz=(1980.0, None))},
                   power_w=PowerSeries(at_s=(0.0, 1.0), watts=(100.0, 110.0), celsius=(40.0, 41.0)))
 
 
@@ -40,11 +42,13 @@ def test_a_later_part_has_rounds_and_moments_of_its_own(record):
     assert later.power_w.at_s == (2.25, 3.25)
     assert later.power_w.watts == record.power_w.watts
     assert later.time.samples_ms == record.time.samples_ms
+    assert later.yardsticks["copy"].rounds == (7, 9)
+    assert later.yardsticks["copy"].samples_ms == (0.1, 0.2)
     assert later.phases == record.phases, "compared with nothing"
 
 
 def test_what_has_no_time_has_nothing_to_move(record):
-    failed = dataclasses.replace(record, status=Status.FAILED, reason="so", time=None, phases={})
+    failed = dataclasses.replace(record, status=Status.FAILED, reason="so", time=None, phases={}, yardsticks={})
     assert moved(failed, rounds=7, seconds=1.0) is failed
     assert joined(failed, record) is failed
     assert joined(record, failed) is record
@@ -67,3 +71,13 @@ def test_the_baseline_gathers_the_samples_of_every_part(record):
     assert whole.timers["late"].rounds == tuple(range(15))
     assert whole.notes == (SEVERAL,)
     assert whole.power_w == record.power_w
+    assert whole.yardsticks["copy"].samples_ms == (0.1, 0.2) * 3
+    assert whole.yardsticks["copy"].rounds == (0, 2, 5, 7, 10, 12)
+    assert whole.yardsticks["copy"].sm_mhz == (1980.0, None) * 3
+
+
+def test_a_yardstick_that_a_part_lacks_is_not_of_the_whole(record):
+    later = moved(record, rounds=5, seconds=1.0)
+    assert joined(record, dataclasses.replace(later, yardsticks={})).yardsticks == {}
+    clockless = {"copy": dataclasses.replace(later.yardsticks["copy"], sm_mhz=())}
+    assert joined(record, dataclasses.replace(later, yardsticks=clockless)).yardsticks["copy"].sm_mhz == ()

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from attnbench.errors import UsageError, refusal, unknown
 from attnbench.measure.inspections import Inspections
+from attnbench.measure.plan import Plan
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
@@ -29,7 +31,6 @@ from attnbench.record import PowerSeries
 from attnbench.stats.design import balanced_orders
 from attnbench.stats.stopping import StopRule
 
-REGIMES = ("burst", "sustained")
 WARMUP_S = 0.03
 """Untimed calls before the first sample, at least, where no count is asked for."""
 HEAT_S = 1.0
@@ -47,38 +48,11 @@ LATE = 0.05
 """Share of samples in which the host may be late before the record says so."""
 DISAGREE = 0.05
 """Timers whose medians are further apart than this are flagged."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """How to sample a group."""
-
-    timer: str = "auto"
-    "auto, all, or a timer's name"
-    l2: str = "auto"
-    "auto (cold on a GPU, warm on a CPU), cold, warm"
-    regime: str = "burst"
-    "burst (cool, at full clock) or sustained (heated until it settles)"
-    warmup: int | None = None
-    "rounds before the first sample; None: by time"
-    iterations: int | None = None
-    "rounds; None: until `rel_ci` or `max_seconds`"
-    rel_ci: float = 0.01
-    max_seconds: float = 2.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.regime not in REGIMES:
-            raise unknown("measure", "regime", self.regime, REGIMES)
-        for name, least in (("warmup", 0), ("iterations", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(refusal("measure", name, value, "cannot be used", f"a whole number, at least {least}"))
-        if not 0 < self.rel_ci < 1:
-            accepted = "a number above 0 and below 1"
-            raise UsageError(refusal("measure", "rel_ci", self.rel_ci, "cannot be used", accepted))
-        if not self.max_seconds > 0:
-            raise UsageError(refusal("measure", "max_seconds", self.max_seconds, "cannot be used", "a number above 0"))
+BESIDE_ROUNDS = 30
+"""Rounds that yardsticks take part in, at least: the first ones."""
+BESIDE_SHARE = 0.05
+"""Share of the subjects' time that yardsticks take in later rounds, at most: where they are long beside short
+subjects, they leave rounds out."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,6 +86,8 @@ class GroupTiming:
     timings: list[Timing]
     by_timer: dict[str, list[Timing]] = field(default_factory=dict)
     "with timer=all: every timer that could time all subjects"
+    yardsticks: list[Timing] = field(default_factory=list)
+    "of those that the timer could time, by the timer of `timings`"
     power: PowerSeries | None = None
     sampling_s: float = 0.0
     "wall time spent taking samples"
@@ -121,7 +97,8 @@ Announce = Callable[[int, str], None]
 
 
 def sample(
-    subjects: Sequence[Subject], *, device: str, plan: Plan, announce: Announce = lambda index, phase: None
+    subjects: Sequence[Subject], *, device: str, plan: Plan, announce: Announce = lambda index, phase: None,
+    yardsticks: Sequence[Subject] = (),
 ) -> GroupTiming:
     """Sample all subjects round by round.
 
@@ -129,17 +106,20 @@ def sample(
         subjects: competitors; each must have been called once before (compiled, checked).
         device: cpu, cuda or cuda:N.
         plan: how, and when to stop.
-        announce: told (index of the subject, phase) before each turn.
+        announce: told (index of the subject, phase) before each turn; a yardstick's is not announced.
+        yardsticks: sampled in the same rounds, each at a place drawn by lot; they have no part in the order
+            of the subjects or in when to stop.
 
     Raises:
         UsageError: an unknown timer, cache state or regime, or one the device has not.
         Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
     if plan.timer != "all":
-        return _sample(subjects, choose(plan.timer, device), device, plan, announce)
+        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks)
     timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
     share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
-    groups = {timer.name: _sample(subjects, timer, device, share, announce) for timer in timers}
+    groups = {timer.name: _sample(subjects, timer, device, share, announce, () if number else yardsticks)
+              for number, timer in enumerate(timers)}
     first = groups[timers[0].name]
     first.by_timer = {name: group.timings for name, group in groups.items()}
     of_device = [groups[timer.name] for timer in timers if timer.device_time]
@@ -150,7 +130,8 @@ def sample(
 
 
 def _sample(
-    subjects: Sequence[Subject], timer: Timer, device: str, plan: Plan, announce: Announce
+    subjects: Sequence[Subject], timer: Timer, device: str, plan: Plan, announce: Announce,
+    yardsticks: Sequence[Subject],
 ) -> GroupTiming:
     from attnbench.machine.telemetry import PowerSampler
 
@@ -158,27 +139,35 @@ def _sample(
         if why := timer.accepts(subject):
             raise Untimed(subject.name, f"{timer.name}: subject={subject.name} cannot be timed; {why}")
     with _no_garbage_collection(), open_stage(device, plan.l2) as stage:
-        sampler = _Sampler(subjects, timer, stage, plan, announce)
+        beside = [one for one in yardsticks if not timer.accepts(one)]
+        sampler = _Sampler(subjects, timer, stage, plan, announce, beside)
         sampler.warm_up()
         with PowerSampler(device) as power:
             sampler.begun = time.perf_counter()
             stopped_by = sampler.run()
             spent = time.perf_counter() - sampler.begun
-    timings = [sampler.timing(index, stopped_by) for index in range(len(subjects))]
-    return GroupTiming(timings=timings, power=power.series(0.0), sampling_s=spent)
+    timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(beside))]
+    return GroupTiming(timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :],
+                       power=power.series(0.0), sampling_s=spent)
 
 
 class _Sampler:
     """One group under one timer."""
 
     def __init__(
-        self, subjects: Sequence[Subject], timer: Timer, stage: Stage, plan: Plan, announce: Announce
+        self, subjects: Sequence[Subject], timer: Timer, stage: Stage, plan: Plan, announce: Announce,
+        beside: Sequence[Subject] = (),
     ) -> None:
         self.subjects, self.timer, self.stage, self.plan, self.announce = subjects, timer, stage, plan, announce
+        self.everyone = [*subjects, *beside]
         self.rule = StopRule(
             rel_ci=plan.rel_ci, max_seconds=plan.max_seconds, iterations=plan.iterations, tick=timer.tick_ms
         )
-        self.readings: list[list[Reading]] = [[] for _ in subjects]
+        self.readings: list[list[Reading]] = [[] for _ in self.everyone]
+        self.rounds: list[list[int]] = [[] for _ in self.everyone]
+        self.lots = random.Random(plan.seed)
+        self.beside_every = 1
+        "rounds from one with yardsticks to the next"
         self.begun = 0.0
         self.host_s = 0.0
         "host time to queue one sample, from the last batch"
@@ -187,8 +176,8 @@ class _Sampler:
         self.orders = self._orders()
         self.cool_mhz = 0.0
         self.last_mhz: list[float] = []
-        self.device_s = [0.0] * len(subjects)
-        "device time of one sample of each, from the last batch"
+        self.device_s = [0.0] * len(self.everyone)
+        "device time of one sample of each, from the last batch with one"
         self.batch_s = BATCH_S
         self.inspections = Inspections(subjects, timer, stage, announce)
 
@@ -218,7 +207,7 @@ class _Sampler:
         while True:
             done = len(self.readings[0])
             self._batch(self._fit(self.rule.next_look(done) - done), keep=True)
-            samples = [[reading.ms for reading in readings] for readings in self.readings]
+            samples = [[reading.ms for reading in readings] for readings in self.readings[: len(self.subjects)]]
             why = self.rule.decide(samples, self.spent_s())
             if self.inspections.due(self.spent_s(), last=bool(why)):
                 self.inspections.inspect([statistics.median(times) for times in samples], self.spent_s)
@@ -227,19 +216,19 @@ class _Sampler:
             self._cool()
 
     def timing(self, index: int, stopped_by: str) -> Timing:
-        """Everything sampled of one subject."""
+        """Everything sampled of one subject, or of a yardstick (they stand behind)."""
         readings, stage = self.readings[index], self.stage
         busy = [r.busy_ms for r in readings if r.busy_ms is not None]
         host = [r.host_ms for r in readings if r.host_ms is not None]
         return Timing(
-            name=self.subjects[index].name,
+            name=self.everyone[index].name,
             timer=self.timer.name,
             l2=stage.l2,
             regime=self.plan.regime if stage.kind == "cuda" else "cpu",
             stopped_by=stopped_by,
             tick_ms=self.timer.tick_ms,
             samples_ms=[r.ms for r in readings],
-            rounds=list(range(len(readings))),
+            rounds=self.rounds[index],
             at_s=[round((r.at_s or self.begun) - self.begun, 6) for r in readings],
             sm_mhz=[r.sm_mhz for r in readings],
             busy_ms=statistics.median(busy) if busy else None,
@@ -262,32 +251,54 @@ class _Sampler:
         seconds = self.batch_s
         if self.begun and self.plan.iterations is None:
             seconds = min(seconds, self.plan.max_seconds - self.spent_s())
-        return max(1, min(rounds, MAX_BATCH // len(self.subjects), int(seconds / self.round_s)))
+        return max(1, min(rounds, MAX_BATCH // len(self.everyone), int(seconds / self.round_s)))
 
     def _batch(self, rounds: int, *, keep: bool) -> None:
         """Measure some rounds, as many as `_fit` allows."""
-        orders = [next(self.orders) for _ in range(rounds)]
-        batch = [(index, self.subjects[index]) for order in orders for index in order]
+        first = len(self.readings[0])
+        turns = [(number, index) for number in range(first, first + rounds) for index in self._order(number)]
+        batch = [(index, self.everyone[index]) for _, index in turns]
         started = time.perf_counter()
-        readings = self.timer.measure(self.stage, batch, self._lead_s([index for index, _ in batch]), self.announce)
+        readings = self.timer.measure(self.stage, batch, self._lead_s([index for index, _ in batch]), self._told)
         ended = time.perf_counter()
         self.host_s = self.stage.queued_s / len(batch)
         self.round_s = (ended - started) / rounds
-        for (index, _), reading in zip(batch, readings, strict=True):
+        for (number, index), reading in zip(turns, readings, strict=True):
             if reading.at_s is None:
                 reading.at_s = started
             if keep:
                 self.readings[index].append(reading)
-        self._remember_device_times(batch, readings)
-        self.last_mhz = [reading.sm_mhz for reading in readings if reading.sm_mhz]
+                self.rounds[index].append(number)
+        self._remember_device_times(batch, readings, ended - started)
+        self.last_mhz = [reading.sm_mhz for (index, _), reading in zip(batch, readings, strict=True)
+                         if reading.sm_mhz and index < len(self.subjects)]
         gc.collect(0)  # what the batch left in circles; nothing else collects while the group is sampled
 
-    def _remember_device_times(self, batch: Sequence[tuple[int, Subject]], readings: Sequence[Reading]) -> None:
-        sums, counts = [0.0] * len(self.subjects), [0] * len(self.subjects)
+    def _order(self, number: int) -> list[int]:
+        """Who is sampled in a round, in turn: yardsticks between the subjects, anywhere."""
+        order = list(next(self.orders))
+        if number < BESIDE_ROUNDS or number % self.beside_every == 0:
+            for index in range(len(self.subjects), len(self.everyone)):
+                order.insert(self.lots.randrange(len(order) + 1), index)
+        return order
+
+    def _told(self, index: int, phase: str) -> None:
+        """A yardstick takes no blame: what shows in its turn was started by a subject before it."""
+        if index < len(self.subjects):
+            self.announce(index, phase)
+
+    def _remember_device_times(
+        self, batch: Sequence[tuple[int, Subject]], readings: Sequence[Reading], elapsed_s: float
+    ) -> None:
+        sums, counts = [0.0] * len(self.everyone), [0] * len(self.everyone)
         for (index, _), reading in zip(batch, readings, strict=True):
             sums[index] += reading.ms / 1e3
             counts[index] += 1
-        self.device_s = [total / count for total, count in zip(sums, counts, strict=True)]
+        self.device_s = [total / count if count else before
+                         for total, count, before in zip(sums, counts, self.device_s, strict=True)]
+        apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # what a sample takes beside the call: a flush, markers
+        costs, own = [apart + one for one in self.device_s], len(self.subjects)
+        self.beside_every = max(1, math.ceil(sum(costs[own:]) / (BESIDE_SHARE * sum(costs[:own]) or math.inf)))
 
     def _lead_s(self, order: Sequence[int]) -> float:
         """How long the device must be held so that the host is ahead at every sample of the batch, in its order."""
@@ -311,7 +322,7 @@ class _Sampler:
             return
         clock = statistics.median(self.last_mhz)
         self.cool_mhz = max(self.cool_mhz, clock)
-        busy = sum(self.device_s) / self.round_s
+        busy = sum(self.device_s[: len(self.subjects)]) / self.round_s
         if busy > BUSY and clock < COOL * self.cool_mhz:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
             pause = PAUSE_S

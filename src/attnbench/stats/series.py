@@ -91,7 +91,7 @@ def _centred_ranks(series: Any, counts: Any) -> Any:
     ordered = np.take_along_axis(series, order, axis=1)
     places = np.arange(series.shape[1])
     fresh = np.diff(ordered, axis=1) != 0.0
-    edge = np.ones((len(series), 1), dtype=bool)
+    edge: Any = np.ones((len(series), 1), dtype=bool)
     first = np.maximum.accumulate(np.where(np.hstack([edge, fresh]), places, 0), axis=1)
     last = np.where(np.hstack([fresh, edge]), places, series.shape[1])
     last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]

@@ -110,6 +110,7 @@ def _combined(members: Sequence[Record], there: Mapping[tuple[str, int], Record]
         speedup=_speedup(members, there),
         notes=tuple(dict.fromkeys(note for member in members for note in member.notes)),
         power_w=None,
+        yardsticks={},
         kernel_ms=(),
     )
 

@@ -10,13 +10,14 @@ import dataclasses
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 from attnbench import record
 from attnbench.errors import RunFileError, refusal
-from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time
+from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time, Yardstick
 from attnbench.store.derive import derive
 from attnbench.store.files import write_bytes
 
@@ -200,6 +201,8 @@ def _check(item: Record, where: str) -> None:
     for name, time in times.items():
         if time is not None:
             _check_samples(time, f"{where}.{name}")
+    for name, yardstick in item.yardsticks.items():
+        _check_yardstick(yardstick, item.time, f"{where}.yardsticks.{name}")
     if isinstance(item.power_w, PowerSeries):
         _check_length(f"{where}.power_w.watts", item.power_w.watts, len(item.power_w.at_s))
 
@@ -209,11 +212,27 @@ def _check_samples(time: Time, where: str) -> None:
         value = getattr(time, name)
         if value is not None and not 0 <= value < LONGEST_MS:
             raise RunFileError(f"{where}.{name}={value} is not a time; a number of milliseconds, 0 or more")
-    for index, sample in enumerate(time.samples_ms):
+    _check_series(time, where, ("rounds", "at_s", "sm_mhz"))
+
+
+def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> None:
+    if time is None:
+        raise RunFileError(f"{where} stands beside no time; a record with one")
+    for name in ("flops", "bytes"):
+        if (value := getattr(yardstick, name)) < 0:
+            raise RunFileError(f"{where}.{name}={value} is no count; 0 or more")
+    if not yardstick.samples_ms or len(yardstick.rounds) != len(yardstick.samples_ms):
+        counts = f"{len(yardstick.samples_ms)} samples in {len(yardstick.rounds)} rounds"
+        raise RunFileError(f"{where} has {counts}; at least one, each with its round")
+    _check_series(yardstick, where, ("sm_mhz",))
+
+
+def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
+    for index, sample in enumerate(item.samples_ms):
         if not 0 <= sample < LONGEST_MS:
             raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
-    for name in ("rounds", "at_s", "sm_mhz"):
-        _check_length(f"{where}.{name}", getattr(time, name), len(time.samples_ms))
+    for name in beside:
+        _check_length(f"{where}.{name}", getattr(item, name), len(item.samples_ms))
 
 
 def _check_length(where: str, values: tuple[Any, ...], wanted: int) -> None:

@@ -109,6 +109,7 @@ def _by_status() -> dict[str, Any]:
         "time": {"type": "null"},
         "speedup": {"type": "null"},
         "phases": {"maxProperties": 0},
+        "yardsticks": {"maxProperties": 0},
         "reason": {"type": "string", "minLength": 1},
     }
     return {"if": {"properties": {"status": {"const": Status.PASSED.value}}}, "else": {"properties": lost}}

@@ -16,10 +16,12 @@ from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
 from attnbench.machine.ceilings import ceilings
 from attnbench.measure.memory import peak
-from attnbench.measure.sampling import GroupTiming, Plan, sample
+from attnbench.measure.plan import Plan
+from attnbench.measure.sampling import GroupTiming, sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Misleading, Subject
 from attnbench.measure.times import to_time
+from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
@@ -121,6 +123,7 @@ class GroupRun:
                     entry.builder.ceilings = found
             self.page.say(HARNESS, "inputs")
             self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=self.device)
+            self.yardsticks = yardsticks(self.device) if settings.measure else ()
             if settings.check:
                 self.page.say(HARNESS, "oracle")
                 fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=self.device)
@@ -295,7 +298,8 @@ class GroupRun:
             subjects = [self._subject(entry) for entry in part]
             self._turn(HARNESS, "sampling")
             group = sample(subjects, device=self.device, plan=plan,
-                           announce=lambda index, phase: self.page.say(indices[index], phase))
+                           announce=lambda index, phase: self.page.say(indices[index], phase),
+                           yardsticks=[one.subject for one in self.yardsticks])
         self.sampling_s += group.sampling_s
         return group
 
@@ -324,8 +328,9 @@ class GroupRun:
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
-            record = builder.passed(headline, timing, timers=dict(zip(group.by_timer, own, strict=True)),
-                                    phases=phases, power=group.power)
+            record = builder.passed(
+                headline, timing, timers=dict(zip(group.by_timer, own, strict=True)), phases=phases,
+                power=group.power, yardsticks=measured(self.yardsticks, group.yardsticks))
         except Exception as error:  # the edge: see _open
             word = self.page.read()
             reason = reason_of(error, word.phase)

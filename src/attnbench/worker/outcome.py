@@ -17,7 +17,19 @@ from attnbench.backends.registry import all_backends, parse_selector
 from attnbench.errors import AttnbenchError
 from attnbench.machine.advice import install_line
 from attnbench.measure.sampling import Timing
-from attnbench.record import Error, Memory, PlannedGroup, PowerSeries, Rate, Record, Settings, Status, Time, Work
+from attnbench.record import (
+    Error,
+    Memory,
+    PlannedGroup,
+    PowerSeries,
+    Rate,
+    Record,
+    Settings,
+    Status,
+    Time,
+    Work,
+    Yardstick,
+)
 from attnbench.worker.source import hash_of
 from attnbench.workloads.base import Workload, load_workload
 
@@ -66,14 +78,15 @@ class RecordBuilder:
 
     def passed(
         self, time: Time, timing: Timing, *, timers: Mapping[str, Time], phases: Mapping[str, Time],
-        power: PowerSeries | None,
+        power: PowerSeries | None, yardsticks: Mapping[str, Yardstick],
     ) -> Record:
         """Correct and timed."""
         work, median_ms = self._work(), statistics.median(timing.samples_ms)
         short = power is not None and median_ms < 1e3 * _period_s(power)
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
-            phases=phases, ceilings=self.ceilings, kernels=timing.kernels, kernel_ms=timing.kernel_ms,
+            phases=phases, yardsticks=yardsticks, ceilings=self.ceilings, kernels=timing.kernels,
+            kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
             rate=Rate.of(work, median_ms, percent_of_peak(work, median_ms, self.case.dtype, self.device)),
             notes=(*self.notes, *timing.notes),

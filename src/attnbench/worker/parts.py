@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from attnbench.record import Record, Time
+from attnbench.record import Record, Time, Yardstick
 
 SEVERAL = "measured again with each part of the group; its samples are of all of them"
 
@@ -28,7 +28,10 @@ def moved(record: Record, *, rounds: int, seconds: float) -> Record:
     if power is not None:
         power = dataclasses.replace(power, at_s=_later(power.at_s, seconds))
     timers = {name: _moved(time, rounds, seconds) for name, time in record.timers.items()}
-    return dataclasses.replace(record, time=_moved(record.time, rounds, seconds), timers=timers, power_w=power)
+    yardsticks = {name: dataclasses.replace(one, rounds=_on(one.rounds, rounds))
+                  for name, one in record.yardsticks.items()}
+    return dataclasses.replace(record, time=_moved(record.time, rounds, seconds), timers=timers, power_w=power,
+                               yardsticks=yardsticks)
 
 
 def joined(first: Record, again: Record) -> Record:
@@ -42,7 +45,10 @@ def joined(first: Record, again: Record) -> Record:
         return first
     timers = {name: _joined(time, again.timers[name]) for name, time in first.timers.items() if name in again.timers}
     notes = first.notes if SEVERAL in first.notes else (*first.notes, SEVERAL)
-    return dataclasses.replace(first, time=_joined(first.time, again.time), timers=timers, notes=notes)
+    yardsticks = {name: _longer(one, again.yardsticks[name])
+                  for name, one in first.yardsticks.items() if name in again.yardsticks}
+    return dataclasses.replace(first, time=_joined(first.time, again.time), timers=timers, notes=notes,
+                               yardsticks=yardsticks)
 
 
 def rounds_taken(record: Record) -> int:
@@ -53,7 +59,18 @@ def rounds_taken(record: Record) -> int:
 
 def _moved(time: Time, rounds: int, seconds: float) -> Time:
     return dataclasses.replace(
-        time, rounds=tuple(index + rounds for index in time.rounds), at_s=_later(time.at_s, seconds))
+        time, rounds=_on(time.rounds, rounds), at_s=_later(time.at_s, seconds))
+
+
+def _on(numbers: tuple[int, ...], rounds: int) -> tuple[int, ...]:
+    return tuple(index + rounds for index in numbers)
+
+
+def _longer(first: Yardstick, again: Yardstick) -> Yardstick:
+    both = {name: getattr(first, name) + getattr(again, name) for name in ("samples_ms", "rounds", "sm_mhz")}
+    if len(both["sm_mhz"]) != len(both["samples_ms"]):  # one part could read no clock
+        both["sm_mhz"] = ()
+    return dataclasses.replace(first, **both)
 
 
 def _joined(first: Time, again: Time) -> Time:

@@ -32,7 +32,7 @@ def replace_torch() -> None:
 
 def replace_card() -> None:
     from attnbench.machine import ceilings
-    from attnbench.measure import stage, timer
+    from attnbench.measure import stage, timer, yardstick
     from attnbench.workloads.attention import inputs
 
     class Simulated(stage.Stage):
@@ -53,6 +53,8 @@ def replace_card() -> None:
             return [1980.0] * count
 
     ceilings.ceilings = lambda device, dtype: {"copy_gbps": 4270.0, "matmul_tflops": 51.0}
+    work = yardstick._made
+    yardstick._made = lambda device: work("cpu")
     stage.CudaStage = Simulated  # type: ignore[misc,assignment]
     made, known = inputs.make_inputs, timer.all_timers
     inputs.make_inputs = lambda case, *, seed, kind, device: made(case, seed=seed, kind=kind, device="cpu")

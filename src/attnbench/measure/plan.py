@@ -1,0 +1,41 @@
+"""How to sample a group, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnbench.errors import UsageError, refusal, unknown
+
+REGIMES = ("burst", "sustained")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How to sample a group."""
+
+    timer: str = "auto"
+    "auto, all, or a timer's name"
+    l2: str = "auto"
+    "auto (cold on a GPU, warm on a CPU), cold, warm"
+    regime: str = "burst"
+    "burst (cool, at full clock) or sustained (heated until it settles)"
+    warmup: int | None = None
+    "rounds before the first sample; None: by time"
+    iterations: int | None = None
+    "rounds; None: until `rel_ci` or `max_seconds`"
+    rel_ci: float = 0.01
+    max_seconds: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.regime not in REGIMES:
+            raise unknown("measure", "regime", self.regime, REGIMES)
+        for name, least in (("warmup", 0), ("iterations", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(refusal("measure", name, value, "cannot be used", f"a whole number, at least {least}"))
+        if not 0 < self.rel_ci < 1:
+            accepted = "a number above 0 and below 1"
+            raise UsageError(refusal("measure", "rel_ci", self.rel_ci, "cannot be used", accepted))
+        if not self.max_seconds > 0:
+            raise UsageError(refusal("measure", "max_seconds", self.max_seconds, "cannot be used", "a number above 0"))
