@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LOOKS = 9
 """Looks whose fastest must pass a limit before a launch is called misleading."""
+FEW = 4
+"""Looks before an order that could well be chance lets a launch off."""
 MOST_LOOKS = 24
 """Looks after which a launch is not, if it is still not certain."""
 CHANCE = 1e-6
@@ -59,6 +61,8 @@ class _Look:
     """Times of one look, ms."""
 
     ordinary: float
+    quick: float
+    "the smaller of that and the quickest of the recorded samples"
     new: float
     "the sample on new data"
     untimed: dict[str, float] = field(default_factory=dict)
@@ -130,17 +134,18 @@ class Inspection:
                 launch.reset()
         poison_outputs(old, self.examination.inputs())
 
-    def finish(self, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(self, ordinary_ms: float, new_ms: float, quick_ms: float) -> str | None:
         """Look at what the sample left, load the first data again and call once.
 
         Args:
             ordinary_ms: an ordinary sample taken just before.
             new_ms: the sample on new data.
+            quick_ms: what the quickest of the recorded samples took.
 
         Returns:
             Words for what is wrong; None where nothing is, or more looks are needed (`undecided`).
         """
-        look = _Look(ordinary=ordinary_ms, new=new_ms)
+        look = _Look(ordinary=ordinary_ms, new=new_ms, quick=min(ordinary_ms, quick_ms))
         self.announce("inspection")
         outputs = self._outputs(look)
         fault = self._wrong(outputs) or self._computes_untimed()
@@ -218,8 +223,11 @@ class Inspection:
             if spent > COPIES * copies + SHARE * new + slack:
                 return _Suspicion(f"{name} takes {_said(spent)}, a copy of all inputs and outputs {_said(copies)}, a "
                                   f"call {_said(new)}: work is done outside the sample", enough)
-        chance = chance_of_lead([(look.new - slack / 5) / SLOWER for look in looks], [look.ordinary for look in looks])
-        if chance <= 1 / len(looks) and new > SLOWER * ordinary:
+        limits = [(look.new - slack / 5) / SLOWER for look in looks]
+        chance = chance_of_lead(limits, [look.ordinary for look in looks])
+        # One pause in an ordinary call lets nobody off: a first look is compared with the quickest calls too.
+        suspect = limits[0] > looks[0].quick if len(looks) == 1 else chance < 1.0
+        if suspect and (len(looks) <= FEW or chance <= 1 / len(looks)):
             return _Suspicion(f"a call on data it has not seen takes {_said(new)}, on data it has {_said(ordinary)}: "
                               "its samples are not the time of its work", chance < CHANCE)
         return None

@@ -9,7 +9,9 @@ show whether the recorded ones are times of the work.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,7 +21,7 @@ from attnbench.measure.timer import Timer, choose
 
 EVERY_S = 1.0
 """Mean time of sampling between two inspections of a group; every group has one at least."""
-LEAD_S = 0.01
+LEAD_S = 0.003
 """Head start of the host before each sample of an inspection: it prepares inside the queue."""
 LONG_MS = 50.0
 """Above this the first inspected sample is compared with the median so far: nothing is called just for that."""
@@ -55,29 +57,30 @@ class Inspections:
         """
         return self._wanted and (sampled_s >= self._due_s or (last and not self._done))
 
-    def inspect(self, known_ms: Sequence[float], sampled_s: Callable[[], float]) -> None:
+    def inspect(self, samples_ms: Sequence[Sequence[float]], sampled_s: Callable[[], float]) -> None:
         """Inspect every subject.
 
         Args:
-            known_ms: median of each subject's samples so far.
+            samples_ms: of each subject so far.
             sampled_s: time spent sampling so far.
 
         Raises:
             Misleading: the times of a subject are not those of its work.
         """
         started = time.perf_counter()
-        for index, known in enumerate(known_ms):
-            self._inspect(index, known)
+        for index, samples in enumerate(samples_ms):
+            self._inspect(index, sorted(samples))
         self.spent_s += time.perf_counter() - started
         self._done = True
         self._due_s = sampled_s() + self._entropy.expovariate(1 / EVERY_S)
 
-    def _inspect(self, index: int, known_ms: float) -> None:
+    def _inspect(self, index: int, samples_ms: Sequence[float]) -> None:
         subject = self.subjects[index]
         inspector = subject.inspector
         if inspector is None:
             return
         timer = self.timer if self.timer.inspects else choose("auto", self.stage.device)
+        known_ms, quick_ms = statistics.median(samples_ms), samples_ms[len(samples_ms) // 10]
 
         def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
             def reset() -> None:
@@ -98,7 +101,7 @@ class Inspections:
             self.announce(index, "inspection")
             ordinary_ms = readings[-2].ms if before else known_ms
             known = False
-            if fault := inspector.finish(ordinary_ms, readings[-1].ms):
+            if fault := inspector.finish(ordinary_ms, readings[-1].ms, quick_ms if timer is self.timer else math.inf):
                 raise Misleading(subject.name, fault)
             if not inspector.undecided:
                 return

@@ -210,7 +210,7 @@ class _Sampler:
             samples = [[reading.ms for reading in readings] for readings in self.readings[: len(self.subjects)]]
             why = self.rule.decide(samples, self.spent_s())
             if self.inspections.due(self.spent_s(), last=bool(why)):
-                self.inspections.inspect([statistics.median(times) for times in samples], self.spent_s)
+                self.inspections.inspect(samples, self.spent_s)
             if why:
                 return why
             self._cool()

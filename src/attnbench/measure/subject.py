@@ -33,12 +33,13 @@ class Inspector(Protocol):
         """Right before a sample, untimed: reset, load data never seen, spoil old outputs; queues work on a GPU."""
         ...
 
-    def finish(self, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(self, ordinary_ms: float, new_ms: float, quick_ms: float) -> str | None:
         """Right after it: look at the outputs, and leave the subject as it was before `prepare`.
 
         Args:
             ordinary_ms: an ordinary sample of the subject, taken just before by the same timer.
             new_ms: the sample after `prepare`.
+            quick_ms: what the quickest of the recorded samples took (a low percentile).
 
         Returns:
             Words for why the subject's times are not those of its work; None where they may be.
