@@ -40,6 +40,7 @@ def attend_by_numpy(q: Any, k: Any, v: Any, hidden: Any) -> Any:
 class Cheating(Misbehaving):
     """Honest, with its steps as methods; a subclass moves the work."""
 
+    devices = ("cpu", "cuda")
     copies = True
     "own copies of the inputs, as most adapters; else views of the tensors handed over"
     attend = staticmethod(attend)
@@ -47,7 +48,7 @@ class Cheating(Misbehaving):
     def launch(self, case, inputs):
         import torch
 
-        self.hides = self.hidden(case.seqlen, case.seqlen_k)
+        self.hides = self.hidden(case.seqlen, case.seqlen_k).to(inputs.q.device)
         first = self.views(inputs)
         self.data = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
         if not self.copies:
@@ -94,7 +95,7 @@ class HonestViews(Cheating):
 class ByNumpy(Cheating):
     """Honest, slower, and nothing that torch sees."""
 
-    name, attend = "by-numpy", staticmethod(attend_by_numpy)
+    name, attend, devices = "by-numpy", staticmethod(attend_by_numpy), ("cpu",)
 
 
 # ── asynchronous ───────────────────────────────────────────────────────────────────────────────────
@@ -303,6 +304,86 @@ class StopsWorking(Cheating):
         self.calls += 1
         if self.calls < 12:
             super().forward()
+
+
+# ── on a GPU: other streams and threads ────────────────────────────────────────────────────────────
+
+
+class OnSideStream(Cheating):
+    """Works on a stream of its own, in order with the current one at both ends: honest."""
+
+    name, devices = "on-side-stream", ("cuda",)
+    waits, is_waited_for = True, True
+
+    def prepare(self):
+        import torch
+
+        self.stream = torch.cuda.Stream()
+        self.out = torch.empty_like(self.data["q"])
+
+    def forward(self):
+        import torch
+
+        current = torch.cuda.current_stream()
+        if self.waits:
+            self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            self.out.copy_(self.work())
+        if self.is_waited_for:
+            current.wait_stream(self.stream)
+
+
+class NotWaitedFor(OnSideStream):
+    name, is_waited_for = "not-waited-for", False
+
+
+class DoesNotWait(OnSideStream):
+    name, waits = "does-not-wait", False
+
+
+class OutOfOrder(OnSideStream):
+    name, waits, is_waited_for = "out-of-order", False, False
+
+
+class OutOfOrderWithViews(OutOfOrder):
+    name, copies = "out-of-order-with-views", False
+
+
+class ReplaysAGraph(Cheating):
+    """Honest: a captured graph over tensors of its own."""
+
+    name, devices = "replays-a-graph", ("cuda",)
+
+    def prepare(self):
+        import torch
+
+        for _ in range(2):
+            self.out = self.work()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = self.work()
+
+    def forward(self):
+        self.graph.replay()
+
+    def launch(self, case, inputs):
+        launch = super().launch(case, inputs)
+        launch.capturable = False
+        return launch
+
+
+class WaitsInReload(Cheating):
+    """Honest: its reload synchronises, as one that plans on the host may."""
+
+    name, devices = "waits-in-reload", ("cuda",)
+
+    def reload(self, inputs):
+        import torch
+
+        super().reload(inputs)
+        torch.cuda.synchronize()
+        sum(range(200_000))
 
 
 # ── with a backward ────────────────────────────────────────────────────────────────────────────────
