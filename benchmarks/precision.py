@@ -6,8 +6,7 @@ Then two pairs with a known answer (A/B): a spin kernel of n and 1.01 n cycles, 
 100 and 101 times.  Writes everything, raw medians included, to one JSON file.
 
 Two kernels that the power limit holds back are entered twice in the sustained regime too.
-The kernels under 30 µs are also timed by Nsight Compute, where it is there, with clocks left alone and
-caches flushed.
+What a duration is, and what Nsight Compute makes of it: `stamps.py`.
 
     python benchmarks/precision.py --out benchmarks/results/precision-h200.json
 """
@@ -15,12 +14,8 @@ caches flushed.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,38 +105,6 @@ def repeat(kernel: tuple, call: Callable[[], object], number: int, args: argpars
     }
 
 
-def by_ncu(launches: int = 20) -> dict[str, dict] | None:
-    """Durations of the short kernels as Nsight Compute reads them; None where it is not there."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return None
-    command = [ncu, "--csv", "--page", "raw", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
-               "--cache-control", "all", "-k", "regex:flash_fwd|fprop", sys.executable, __file__, "--out", "/dev/null",
-               "--launch", str(launches)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if len(lines) < 2:
-        return {"failed": {"output": (done.stdout + done.stderr)[-500:]}}
-    units, *rows = csv.DictReader(lines)
-    unit = units["gpu__time_duration.sum"]
-    times = [float(row["gpu__time_duration.sum"].replace(",", "")) for row in rows]
-    found = {}
-    for index, kernel in enumerate(KERNELS[:4]):
-        part = times[index * (launches + 1) + 1 : (index + 1) * (launches + 1)]  # the first call warms up
-        found[str(kernel)] = {"unit": unit, "kernel": rows[index * (launches + 1)]["Kernel Name"][:60],
-                              "median": statistics.median(part), "launches": len(part)}
-    return found
-
-
-def launch_only(launches: int) -> None:
-    """What Nsight Compute watches."""
-    for kernel in KERNELS[:4]:
-        call = attention(*kernel)
-        for _ in range(launches + 1):
-            call()
-        torch.cuda.synchronize()
-
-
 def sustained(call: Callable[[], object], number: int, args: argparse.Namespace) -> dict:
     """One A/A repeat at the power limit."""
     group = pair(call, call, number, args, regime="sustained")
@@ -164,11 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="sampling time of a pair")
     parser.add_argument("--rel-ci", type=float, default=0.0005)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--launch", type=int, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.launch:
-        launch_only(args.launch)
-        return
     settings = vars(args) | {"out": args.out.name}
     result: dict = {"environment": to_dict(environment("cuda")), "settings": settings}
     result |= {"aa": [], "sustained": [], "ab": []}
@@ -191,8 +150,6 @@ def main() -> None:
         rows = [ratio(pair(a, b, number, args)) for number in range(args.repeats)]
         result["ab"].append({"pair": name, "true": 1 / 1.01, "rows": rows})
         args.out.write_text(json.dumps(result, indent=1))
-    result["ncu"] = by_ncu()
-    args.out.write_text(json.dumps(result, indent=1))
     report(result)
 
 
@@ -214,8 +171,6 @@ def report(result: dict) -> None:
         ours = [row["median_ms"] for row in item["rows"]]
         print(f"{item['kernel']!s:30} sustained {1e3 * statistics.median(ours):8.2f} µs {100 * spread(ours):5.2f} %  "
               f"A/A worst {worst:.5f}  clock {item['rows'][-1]['sm_mhz']}  {item['rows'][-1]['watts']} W")
-    for name, found in (result.get("ncu") or {}).items():
-        print("ncu", name, found)
     for item in result["ab"]:
         ratios = [row["ratio"] for row in item["rows"]]
         right = sum(row["high"] is not None and row["high"] < 1 for row in item["rows"])

@@ -35,7 +35,7 @@ CHINESE = {
     "backend": "后端", "what": "说明", "install": "安装", "tested on": "已在何处测试", "untested": "未测试",
     "kernel (batch, heads, length, head dim)": "算子（批大小，头数，长度，头维度）",
     "its attention kernel": "其中的注意力算子",
-    "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench", "Nsight Compute": "Nsight Compute",
+    "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench",
     "A/A, worst": "A/A，最差", "SM clock": "SM 频率", "sampling": "采样用时",
     "pair": "对照", "true": "真值", "found": "测得", "right sign": "方向正确",
     "interval leaves out 1": "区间不含 1", "power": "功耗", "A/A ratio, at the power limit": "功率上限下：A/A 之比",
@@ -46,7 +46,9 @@ CHINESE = {
     "cases × backends": "算例 × 后端", "wall time": "总用时", "share of it spent sampling": "其中采样所占比例",
     "a case": "每个算例", "half interval, median": "半区间，中位数",
     "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
-    "against Nsight Compute, under 30 µs": "30 µs 以下：与 Nsight Compute 之差",
+    "CUPTI beyond a kernel's own stamps, less an empty kernel's": "CUPTI 与算子自记时间戳之差（扣除空算子）",
+    "kernel that stamps itself": "自记时间戳的算子", "first to last stamp": "首末时间戳之差",
+    "CTAs": "CTA 数",
     "A/A ratio, over 0.5 ms": "0.5 ms 以上：A/A 之比", "A/A ratio, under 30 µs": "30 µs 以下：A/A 之比",
     "1 % found with the right sign": "1 % 的差别，方向判断正确",
     "device time a backend, against do_bench's": "每个后端的设备时间，与 do_bench 相比",
@@ -122,19 +124,35 @@ def precision(say: Say, path: Path) -> str:
     """The harness beside do_bench, kernel by kernel."""
     data = json.loads(path.read_text("utf-8"))
     words = ("kernel (batch, heads, length, head dim)", "do_bench", "spread", "attnbench", "spread",
-             "its attention kernel", "Nsight Compute", "A/A, worst", "SM clock", "sampling")
+             "its attention kernel", "A/A, worst", "SM clock", "sampling")
     rows = []
     for item in data["aa"]:
         ours, theirs = ([row[key] for row in item["rows"]] for key in ("median_ms", "do_bench_ms"))
-        ncu = by_ncu(data, item["kernel"])
         rows.append((
             label(item["kernel"]), time(statistics.median(theirs)), percent(spread(theirs)),
             time(statistics.median(ours)), percent(spread(ours)), time(kernel_alone(item["rows"])),
-            "" if ncu is None else time(ncu),
             f"{worst(item['rows']):.5f}", clocks(item["rows"]),
             f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
         ))
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
+
+
+def stamps(say: Say, path: Path) -> str:
+    """What tools read beyond the first and last moment that a kernel stamps itself."""
+    data = json.loads(path.read_text("utf-8"))
+    tools = list(next(iter(data["kernels"].values())))
+    rows = []
+    for name, found in data["kernels"].items():
+        kind, size, _, ctas = name.split()
+        truth = statistics.median(found["cupti"]["truth_ms"])
+        rows.append((f"{kind} {size}", ctas, time(truth), *(f"{1e3 * beyond(found[tool]):+.2f} µs" for tool in tools)))
+    words = [say(word) for word in ("kernel that stamps itself", "CTAs", "first to last stamp")]
+    return "\n".join([markdown([*words, *(f"`{tool}`" for tool in tools)], rows), "", where(data["environment"], say)])
+
+
+def beyond(found: dict[str, list[float]]) -> float:
+    """Median of what a tool read beyond the stamps, launch by launch, ms."""
+    return statistics.median(ms - truth for ms, truth in zip(found["ms"], found["truth_ms"], strict=True))
 
 
 def power_limit(say: Say, path: Path) -> str:
@@ -213,10 +231,10 @@ def compared_speed(say: Say, path: Path) -> str:
         f"{data['load']:.1f}, {data['cores']}")])
 
 
-def targets(say: Say, precise: Path, long: Path) -> str:
-    """What was wanted and what was reached, worked out from both files."""
+def targets(say: Say, precise: Path, long: Path, stamped: Path) -> str:
+    """What was wanted and what was reached, worked out from the files."""
     rows = []
-    for what, wanted, found in (*_precise(precise), *_share(long)):
+    for what, wanted, found in (*_precise(precise), *_stamped(stamped), *_share(long)):
         if not found:
             rows.append((say(what), say(wanted), say("not measured"), ""))
             continue
@@ -402,7 +420,8 @@ TABLES = {
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
     "history": Table(("history.json",), history),
-    "targets-h200": Table(("precision-h200.json", "overhead-h200.json"), targets),
+    "stamps-h200": Table(("stamps-h200.json",), stamps),
+    "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
 }
 
 
@@ -426,9 +445,6 @@ def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
     return [
         ("spread of the median, under 30 µs", "at most 2 % or a tick", [
             _spread(ms, item["rows"]) for ms, item in short]),
-        ("against Nsight Compute, under 30 µs", "within 3 % or 0.3 µs", [
-            _beside(kernel_alone(item["rows"]), ncu) for _, item in short
-            if (ncu := by_ncu(data, item["kernel"])) is not None]),
         ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
         ("A/A ratio, at the power limit", "1 ± 0.1 %", [
             _ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]]),
@@ -445,9 +461,15 @@ def _spread(ms: float, rows: Sequence[dict[str, Any]]) -> Finding:
     return Finding(size <= max(0.02, 1.01 * TICK_MS / ms), size, percent(size))
 
 
-def _beside(ms: float, ncu: float) -> Finding:
-    off = abs(ms - ncu)
-    return Finding(off <= max(0.03 * ncu, 3e-4), off / ncu, f"{1e3 * off:.2f} µs ({percent(off / ncu)})")
+def _stamped(path: Path) -> list[tuple[str, str, list[Finding]]]:
+    """CUPTI's durations, less what an empty kernel has of it, against what kernels stamped themselves."""
+    kernels = json.loads(path.read_text("utf-8"))["kernels"] if path.is_file() else {}
+    found = []
+    for tools in kernels.values():
+        truth = statistics.median(tools["cupti"]["truth_ms"])
+        off = abs(beyond(tools["cupti"]) - beyond(kernels["spin 0 on 132"]["cupti"]))
+        found.append(Finding(off <= max(0.03 * truth, 3e-4), off, f"{1e3 * off:.2f} µs"))
+    return [("CUPTI beyond a kernel's own stamps, less an empty kernel's", "within 3 % or 0.3 µs", found)]
 
 
 def _sign(row: dict[str, Any], true: float) -> Finding:
@@ -497,16 +519,6 @@ def clocks(rows: Iterable[dict[str, Any]]) -> str:
 def kernel_alone(rows: Sequence[dict[str, Any]]) -> float:
     """Milliseconds of the last kernel of a call, which is the one that Nsight Compute was asked for."""
     return statistics.median(row["kernel_ms"][-1] for row in rows)
-
-
-def by_ncu(data: dict[str, Any], kernel: Sequence[Any]) -> float | None:
-    """Milliseconds by Nsight Compute; None where it did not time this kernel."""
-    found = (data.get("ncu") or {}).get(str(tuple(kernel)))
-    per_ms = {"n": 1e-6, "u": 1e-3, "m": 1.0}
-    return None if found is None else found["median"] * per_ms[found["unit"][0]]
-
-
-# ── how it is written ──────────────────────────────────────────────────────────────────────────────
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:

@@ -35,7 +35,7 @@ EXPECTED = {
 @pytest.mark.parametrize("settings", [
     {"timer": "cupti"}, {"timer": "events"}, {"timer": "wall"}, {"timer": "cupti", "l2": "warm"}])
 def test_who_did_not_do_the_work_has_no_time(settings):
-    run = carried_out(CASE, (*HONEST, *EXPECTED), device="cuda", baseline="sdpa-flash", **settings)
+    run = carried_out(CASE, (*HONEST, *EXPECTED), device="cuda:0", baseline="sdpa-flash", **settings)
     found = ended(run)
     assert {name: found[name] for name in HONEST} == dict.fromkeys(HONEST, ("passed", None))
     wrong = {name: (status, reason) for name, (status, reason) in found.items() if name in EXPECTED
@@ -45,5 +45,6 @@ def test_who_did_not_do_the_work_has_no_time(settings):
 
 def test_kernels_of_ours_pass_every_inspection():
     for mode in ("fwd", "bwd", "fwd-bwd"):
-        found = ended(carried_out({**CASE, "mode": mode}, ("flash-triton", "sdpa-flash", "sdpa-cudnn"), device="cuda"))
+        run = carried_out({**CASE, "mode": mode}, ("flash-triton", "sdpa-flash", "sdpa-cudnn"), device="cuda:0")
+        found = ended(run)
         assert {status for status, _ in found.values()} == {"passed"}, found

@@ -44,16 +44,18 @@ MOST_LOOKS = 24
 """Looks after which a launch is not, if it is still not certain."""
 CHANCE = 1e-6
 """Of calling a launch slower on new data that is as fast."""
-SLOWER = 1.5
-"""Times an ordinary sample that a call on new data may take."""
+SLOWER = {"cpu": 1.5, "cuda": 1.25}
+"""Times an ordinary sample that a call on new data may take; honest kernels of an H200 took 0.93 to 1.03."""
 COPIES = 10.0
 """Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
 SHARE = 0.5
 """Share of a sample on new data that they may take in any case, and that outputs may come late."""
 BACKWARD = 0.2
 """Least time of a backward as a share of its forward: it has at least as many products."""
-SLACK_MS = {"cpu": 0.1, "cuda": 0.05}
-"""Always allowed: Python, a cold instruction cache, the tick of a timer."""
+SLACK_MS = {"cpu": 0.02, "cuda": 0.01}
+"""Always allowed of a call: a cold instruction cache, the tick of a timer."""
+HOST_SLACK_MS = {"cpu": 0.1, "cuda": 0.5}
+"""Always allowed of what is not timed: Python, and on a GPU the first launches after a synchronisation."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,23 +209,24 @@ class Inspection:
 
     def _suspicion(self) -> _Suspicion | None:
         """What the looks so far agree on."""
-        looks, slack = self._looks, SLACK_MS["cuda" if self.cuda else "cpu"]
+        looks, kind = self._looks, "cuda" if self.cuda else "cpu"
+        slack, host_slack = SLACK_MS[kind], HOST_SLACK_MS[kind]
         enough = len(looks) >= LOOKS
         ordinary, copies = (statistics.median(getattr(look, name) for look in looks) for name in ("ordinary", "copies"))
         new, late = (min(getattr(look, name) for look in looks) for name in ("new", "late"))
-        if late > SHARE * new + slack / 2:
+        if late > SHARE * new + host_slack / 2:
             return _Suspicion(f"unfinished work: a call returns after {_said(new)}, its outputs are there "
                               f"{_said(late)} later", enough)
         untimed = {name: min(look.untimed[name] for look in looks) for name in looks[0].untimed}
         forward = untimed.pop("forward", 0.0)
-        if new < BACKWARD * forward - slack:
+        if new < BACKWARD * forward - host_slack:
             return _Suspicion(f"a backward takes {_said(new)}, its forward {_said(forward)}: the work is done in the "
                               "forward", enough)
         for name, spent in untimed.items():
-            if spent > COPIES * copies + SHARE * new + slack:
+            if spent > COPIES * copies + SHARE * new + host_slack:
                 return _Suspicion(f"{name} takes {_said(spent)}, a copy of all inputs and outputs {_said(copies)}, a "
                                   f"call {_said(new)}: work is done outside the sample", enough)
-        limits = [(look.new - slack / 5) / SLOWER for look in looks]
+        limits = [(look.new - slack) / SLOWER[kind] for look in looks]
         chance = chance_of_lead(limits, [look.ordinary for look in looks])
         # One pause in an ordinary call lets nobody off: a first look is compared with the quickest calls too.
         suspect = limits[0] > looks[0].quick if len(looks) == 1 else chance < 1.0
