@@ -84,10 +84,12 @@ def deviations(
     """Standard deviations of N pairs, shapes as in `oracle.attend`."""
     count, heads, queries, _ = q.shape
     keys, band = k.shape[1], rule.band(queries, k.shape[1])
-    # Keys and values for each query head: what it gives to dK and dV is kept apart.
     k, v = k[:, None], v[:, None]
-    out, dq = q.new_zeros(*q.shape[:3], v.shape[3]), torch.zeros_like(q)
-    sums = {name: q.new_zeros(2, count, heads, keys, x.shape[3]) for name, x in (("dk", k), ("dv", v))}
+    out, dq = q.new_zeros(*q.shape[:3], v.shape[3]), None if dout is None else torch.zeros_like(q)
+    # Variances, and the values that each query head gives.
+    sums = {} if dout is None else {
+        name: (q.new_zeros(count, keys, x.shape[3]), q.new_zeros(count, heads, keys, x.shape[3]))
+        for name, x in (("dk", k), ("dv", v))}
     step = max(1, min(queries, workspace // (2 * parts.ITEM_BYTES * parts.SCORES * count * heads * keys)))
     for start in range(0, queries, step):
         rows = range(start, min(start + step, queries))
@@ -99,15 +101,13 @@ def deviations(
         mask = None if band == (1 - queries, keys - 1) else visible(rows, seen, band, q.device)
         found = _forward(*tensors, mask, rule.scale, numbers)
         out[:, :, at] = found.out_variance
-        if dout is not None:
-            parted = {name: sums[name][..., of, :] for name in sums}
+        if dout is not None and dq is not None:
+            parted = {name: (variance[:, of], value[:, :, of]) for name, (variance, value) in sums.items()}
             dq[:, :, at] = _backward(*tensors, dout[:, :, at], found, parted, heads * queries, rule.scale, numbers)
-    result = {"out": out}
-    if dout is not None:
-        result["dq"] = dq
-        for name, (variance, value) in sums.items():
-            whole = value.sum(1).square() * (numbers.store + heads * queries * ADD)
-            result[name] = variance.sum(1) + numbers.store * value.square().sum(1) + whole
+    result = {"out": out} if dq is None else {"out": out, "dq": dq}
+    for name, (variance, value) in sums.items():
+        whole = value.sum(1).square() * (numbers.store + heads * queries * ADD)
+        result[name] = variance + numbers.store * value.square().sum(1) + whole
     return {name: x.sqrt_() for name, x in result.items()}
 
 
@@ -136,10 +136,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, rows: _Rows, sums: dict[str, Tensor], queries: int, scale: float,
-    numbers: Format,
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, rows: _Rows, sums: dict[str, tuple[Tensor, Tensor]], queries: int,
+    scale: float, numbers: Format,
 ) -> Tensor:
-    """Variance of dQ; [variance, value] of dK and dV are added to `sums`."""
+    """Variance of dQ; variances and values of dK and dV are added to `sums`."""
     p, eta, n = rows.p, rows.eta, rows.keys
     squares = p * p
     dp = dout @ v.mT
@@ -158,6 +158,7 @@ def _backward(
     of_ds.addcmul_(ds_squares, rows.common + queries * ADD).addcmul_(squares, of_delta)
     weights = squares.mul_(eta + (rows.common + queries * ADD)).add_(numbers.least)
     for name, of_terms, terms, of in (("dk", of_ds * scale**2, ds * scale, q), ("dv", weights, p, dout)):
-        sums[name][0] += of_terms.mT @ of.square()
-        sums[name][1] += terms.mT @ of
+        variance_sum, values = sums[name]
+        variance_sum += (of_terms.mT @ of.square()).sum(1)
+        values += terms.mT @ of
     return variance
