@@ -67,6 +67,18 @@ class SumWorkload(Workload):
         answer = mean(inputs.x.to(dtype), inputs.dout.to(dtype), case.mode)
         return self.select(case, answer, draw)
 
+    def expected_errors(self, variant: str, case: SumCase, inputs: SumInputs, *, draw: Draw) -> dict[str, Tensor]:
+        """Each sum so far is rounded, in the tensor's own precision; then the weights, and the mean."""
+        unit = torch.finfo(inputs.x.dtype).eps / 2 / 3**0.5
+        weight = _weight(inputs.x.double())
+        out = _accumulate(inputs.x.double())
+        errors = {"out": (_accumulate(out.square()) + 2 * out.square()).sqrt() * weight}
+        if case.mode != "fwd":
+            dx = _accumulate((inputs.dout.double() * weight).flip(1))
+            terms = _accumulate((inputs.dout.double() * weight).square().flip(1))
+            errors["dx"] = (_accumulate(dx.square()) + 2 * terms).sqrt().flip(1)
+        return self.select(case, {name: unit * x for name, x in errors.items()}, draw)
+
     def draw(self, case: SumCase, *, seed: int, max_bytes: int) -> Draw:
         whole = [(b, h) for b in range(case.batch) for h in range(case.heads)]
         fits = max_bytes // (case.length * case.size * 8)
@@ -87,8 +99,12 @@ class SumWorkload(Workload):
                                                 draw)
 
 
+def _weight(x: Tensor) -> Tensor:
+    return 1 / torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device)[:, None, None]
+
+
 def mean(x: Tensor, dout: Tensor, mode: str) -> dict[str, Tensor]:
-    weight = 1 / torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device)[:, None, None]
+    weight = _weight(x)
     # One element after another in the tensor's own precision, so that the plain evaluation has an error.
     out = {"out": _accumulate(x) * weight}
     if mode != "fwd":

@@ -11,20 +11,34 @@ from hypothesis import strategies as st
 
 from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, limits, make_truth, matches
-from attnbench.check.deviation import CHUNK, measure, place
+from attnbench.check.deviation import CHUNK, expected_of, measure, place
 from attnbench.errors import WorkerError
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.base import Draw
 
 SHAPE = (2, 129, 3, 64)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+def truth_of(right, plain, dtype, expected=0.0):
+    """A truth whose elements rounding makes off by `expected` each, a number or a tensor."""
+    return make_truth(right, plain, {name: torch.zeros_like(x) + expected for name, x in right.items()}, dtype)
+
+
+def real_truth(case, inputs):
+    """As `check.reference` makes it."""
+    oracle, plain = (WORKLOAD.oracle("softmax", case, inputs, dtype=dtype, draw=Draw())
+                     for dtype in (torch.float64, DTYPES[case.dtype]))
+    return make_truth(oracle, plain, WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw()), DTYPES[case.dtype])
+
+
 def truth_with_error(error: float, dtype=torch.float16, shape=SHAPE):
-    """A truth, its direction of error, and a plain evaluation that is off by `error` at most."""
+    """A truth, its direction of error, and a plain evaluation that is off by `error` at most; none is expected."""
     random = torch.Generator().manual_seed(0)
     right = torch.randn(shape, generator=random, dtype=torch.float64)
     direction = torch.rand(shape, generator=random, dtype=torch.float64) * 2 - 1
     direction /= direction.abs().max()
-    return right, direction, make_truth({"out": right}, {"out": right + error * direction}, dtype)
+    return right, direction, truth_of({"out": right}, {"out": right + error * direction}, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
@@ -48,17 +62,38 @@ def test_what_is_not_finite_is_wrong(value):
 
 def test_a_gradient_may_be_four_times_off():
     right, direction, truth = truth_with_error(1.0)
-    truth = make_truth({"dq": right}, {"dq": right + direction}, torch.float16)
+    truth = truth_of({"dq": right}, {"dq": right + direction}, torch.float16)
     assert compare({"dq": right + 3.9 * direction}, truth, Budget()).ok
     assert not compare({"dq": right + 4.1 * direction}, truth, Budget()).ok
 
 
 def test_one_rounding_step_is_allowed_where_the_plain_evaluation_is_exact():
     right, _, truth = truth_with_error(0.0)
-    accepted = limits("out", truth, Budget())
-    assert accepted.element == 2**-10 * right.abs().max().item()
-    assert accepted.row == accepted.slice == 2**-11
+    assert limits("out", truth, Budget()).element == 2**-10 * right.abs().max().item()
     assert compare({"out": right.half()}, truth, Budget()).ok
+
+
+@pytest.mark.parametrize(("name", "times"), [("out", 4), ("dq", 8)])
+def test_four_expected_errors_are_the_line_of_an_element_and_of_a_row(name, times):
+    """Of gradients eight; where the plain evaluation is exact by luck, and whatever the size of the values."""
+    right, _, _ = truth_with_error(0.0)
+    right *= 1e-3
+    # A thousand times less in the row where the error is: the others cannot hide it.
+    expected = torch.full_like(right, 1e-2)
+    expected[1, 100, 2] = 1e-4
+    truth = truth_of({name: right}, {name: right}, torch.float32, expected)
+    assert limits(name, truth, Budget()).element == pytest.approx(times * 1e-2)
+    for where, size in (((0, 5, 1, 7), times * 1e-2), ((1, 100, 2, 9), times * 1e-4 * 8)):
+        found = right.clone()
+        found[where] += 0.99 * size
+        assert compare({name: found}, truth, Budget()).ok
+        assert compare({name: found}, truth, Budget(factor=2)).ok
+        found[where] += 0.03 * size
+        assert not compare({name: found}, truth, Budget()).ok
+        assert compare({name: found}, truth, Budget(factor=2.1)).ok
+    fault = compare({name: found}, truth, Budget()).faults[name]
+    words = f"{1.02 * times:.3g} times what rounding explains (budget {times})"
+    assert fault == f"{name}: wrong values in a row: {words} at [1, 100, 2]"
 
 
 def test_a_relative_budget_replaces_it_where_larger():
@@ -68,23 +103,19 @@ def test_a_relative_budget_replaces_it_where_larger():
     assert compare({"out": right + error}, truth, Budget(relative=0.06)).ok
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("fp32", 1e-4), ("fp16", 0.015), ("bf16", 0.06)])
+@pytest.mark.parametrize(("dtype", "share"), [("fp32", 2e-5), ("fp16", 0.007), ("bf16", 0.05)])
 def test_a_row_of_one_head_is_seen(dtype, share):
     """Values of a causal attention: the first rows are the largest, the wrong one is among the last."""
-    precision = DTYPES[dtype]
-    q, k, v = (torch.randn(2, 3, 400, 64, generator=torch.Generator().manual_seed(i)).to(precision) for i in range(3))
-
-    def attend(dtype):
-        scores = (q.to(dtype) @ k.to(dtype).mT / 8).masked_fill(torch.ones(400, 400).triu(1).bool(), -math.inf)
-        return (scores.softmax(-1) @ v.to(dtype)).transpose(1, 2)
-
-    right = attend(torch.float64)
-    truth = make_truth({"out": right}, {"out": attend(precision)}, precision)
-    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    case = WORKLOAD.case({"batch": 2, "seqlen": 400, "nheads": 3, "headdim": 64, "dtype": dtype, "causal": True})
+    inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
+    truth = real_truth(case, inputs)
+    found = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)), is_causal=True).transpose(1, 2)
     assert compare({"out": found}, truth, Budget()).ok
     wrong = found.double()
     wrong[1, 371, 2] *= 1 + share
     result = compare({"out": wrong}, truth, Budget())
+    assert "in a row" in result.faults["out"]
     assert "at [1, 371, 2" in result.faults["out"]
     assert not result.errors["out"].ok
 
@@ -92,25 +123,30 @@ def test_a_row_of_one_head_is_seen(dtype, share):
 def test_a_head_off_by_less_than_the_worst_row_is_seen():
     right = torch.randn(2, 129, 3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    truth = make_truth({"out": right}, {"out": right * (1 + 0.005 * noise)}, torch.bfloat16)
+    expected = 0.005 * right.abs() + 1e-4
+    truth = truth_of({"out": right}, {"out": right * (1 + 0.005 * noise)}, torch.bfloat16, expected)
     wrong = right * (1 - 0.004 * noise)
     assert compare({"out": wrong}, truth, Budget()).ok
     wrong[:, :, 1] *= 1.015
     fault = compare({"out": wrong}, truth, Budget()).faults["out"]
-    assert fault.startswith("out: wrong values in a slice: relative error 1.5")
-    assert fault.endswith("at [..., 1, :]")
+    assert fault.startswith("out: wrong values in a slice: 3.0")
+    assert fault.endswith("times what rounding explains (budget 2) at [..., 1, :]")
 
 
-def test_an_answer_that_cancels_to_nothing_takes_its_rounding_from_the_others():
-    zero, right = torch.zeros(2, 1, 3, 8, dtype=torch.float64), torch.ones(2, 1, 3, 8, dtype=torch.float64)
-    truth = make_truth({"out": right, "dq": zero}, {"out": right, "dq": zero}, torch.float16)
-    assert compare({"out": right, "dq": zero + 1e-5}, truth, Budget()).ok
-    assert not compare({"out": right, "dq": zero + 1e-2}, truth, Budget()).ok
+def test_an_answer_that_cancels_to_nothing_is_held_to_the_terms_it_is_made_of():
+    """With one key dQ and dK are 0: what is left is the rounding of dP and of delta."""
+    case = WORKLOAD.case({"batch": 2, "seqlen": 9, "seqlen_k": 1, "nheads": 3, "headdim": 8, "dtype": "fp32",
+                          "mode": "bwd"})
+    truth = real_truth(case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"))
+    right = truth.oracle
+    assert right["dq"].abs().max() < 1e-15
+    assert compare({**right, "dq": right["dq"] + 1e-8}, truth, Budget()).ok
+    assert not compare({**right, "dq": right["dq"] + 1e-4}, truth, Budget()).ok
 
 
 def test_zeros_are_right_as_zeros_and_wrong_as_anything():
     zero = torch.zeros(1, 100, 2, 8, dtype=torch.float64)
-    truth = make_truth({"out": zero}, {"out": zero}, torch.float16)
+    truth = truth_of({"out": zero}, {"out": zero}, torch.float16)
     result = compare({"out": zero}, truth, Budget())
     assert (result.ok, result.errors["out"].cosine, result.errors["out"].rel_l1) == (True, 1.0, 0.0)
     off = compare({"out": zero + 1e-7}, truth, Budget()).errors["out"]
@@ -121,7 +157,7 @@ def test_rows_that_should_be_zero():
     """A causal mask with more queries than keys leaves most rows empty."""
     right = torch.zeros(1, 300, 2, 8, dtype=torch.float64)
     right[:, 200:] = torch.randn(1, 100, 2, 8, generator=torch.Generator().manual_seed(0))
-    truth = make_truth({"out": right}, {"out": right.half()}, torch.float16)
+    truth = truth_of({"out": right}, {"out": right.half()}, torch.float16, 2**-11 * right.abs())
     assert compare({"out": right.half()}, truth, Budget()).ok
     wrong = right.clone()
     wrong[0, 3, 1] += 1e-5
@@ -130,7 +166,7 @@ def test_rows_that_should_be_zero():
 
 def test_an_overflowing_plain_evaluation_widens_nothing():
     right, _, _ = truth_with_error(0.0)
-    truth = make_truth({"out": right}, {"out": right * math.inf}, torch.float16)
+    truth = truth_of({"out": right}, {"out": right * math.inf}, torch.float16)
     assert truth.notes == ("out: the plain evaluation in float16 is not finite; the budget is rounding alone",)
     assert limits("out", truth, Budget()).element == 2**-10 * right.abs().max().item()
 
@@ -138,12 +174,12 @@ def test_an_overflowing_plain_evaluation_widens_nothing():
 def test_an_oracle_that_is_not_finite_is_our_own_mistake():
     right, _, _ = truth_with_error(0.0)
     with pytest.raises(WorkerError, match="not finite"):
-        make_truth({"out": right * math.inf}, {"out": right}, torch.float16)
+        truth_of({"out": right * math.inf}, {"out": right}, torch.float16)
 
 
 def test_another_answer_is_recognised_by_the_wrong_outputs_alone():
     right, _, truth = truth_with_error(0.0)
-    truth = make_truth({"out": right, "dq": right}, {"out": right, "dq": right}, torch.float16)
+    truth = truth_of({"out": right, "dq": right}, {"out": right, "dq": right}, torch.float16)
     other = {"out": right * 2}
     assert matches({"out": right * 2, "dq": right}, other, truth, Budget(), ["out"])
     assert not matches({"out": right, "dq": right * 2}, other, truth, Budget(), ["dq"])
@@ -174,9 +210,9 @@ def test_figures_are_those_of_the_formulas(shape, seed):
 def test_the_size_of_a_chunk_changes_nothing(chunk, monkeypatch):
     random = torch.Generator().manual_seed(3)
     x, t = (torch.randn(3, 65, 5, 9, generator=random, dtype=torch.float64) for _ in range(2))
-    whole = measure(x, t, limit=1.0)
+    whole = measure(x, t, limit=1.0, expected=expected_of(t.abs()))
     monkeypatch.setitem(CHUNK, "cpu", chunk)
-    pieces = measure(x.transpose(0, 1).contiguous().transpose(0, 1), t, limit=1.0)
+    pieces = measure(x.transpose(0, 1).contiguous().transpose(0, 1), t, limit=1.0, expected=expected_of(t.abs()))
     for name in ("max_abs", "worst", "over", "rel_l1", "rmse", "cosine", "largest", "rms"):
         assert getattr(pieces, name) == pytest.approx(getattr(whole, name), rel=1e-12)
     assert (pieces.row, pieces.slice) == (whole.row, whole.slice)

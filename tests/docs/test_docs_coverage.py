@@ -160,7 +160,7 @@ def test_the_counts_of_the_seeds_are_those_of_the_suites(suite, warmup, iteratio
 
 
 PHRASES = (
-    "wrong values: worst error", "wrong values in a row: relative error", "wrong values in a slice", "; matches",
+    "wrong values: worst error", "times what rounding explains", "wrong values in a slice", "; matches",
     "NaN", "Inf", "never written", "elements, the first at",
     "cached answer: after new inputs the outputs are still those of the old ones", "changed inputs",
     "unfinished work", "elements changed after the launch's stream was done", "right before and wrong after timing",

@@ -39,9 +39,10 @@ class Budget:
     """How large the largest absolute error of an output may be.
 
     ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step
-    of that precision at the output's largest value; or ``relative`` × the output's root mean
-    square, if that is larger (for kernels that compute in a lower precision by design).
-    `check.compare` states the whole rule: gradients, fp32, and what holds of rows and heads.
+    of that precision at the output's largest value, or as many times twice the error that an analysis of
+    rounding expects; or ``relative`` × the output's root mean square, if that is larger (for kernels that
+    compute in a lower precision by design).  `check.compare` states the whole rule: gradients, and what
+    holds of rows and heads.
     """
 
     factor: float = 2.0

@@ -1,9 +1,9 @@
 """How far one tensor is from the truth: by element, by row and by slice, streamed in chunks.
 
 A row is the last dimension (one query of one head), a slice all rows of one index of the dimension
-before it (one head of ``[B, S, H, D]``).  Rows and slices are judged by the share of their own norm:
-a largest absolute error says nothing of a row whose values are a tenth of the largest, which under a
-causal mask is most rows.
+before it (one head of ``[B, S, H, D]``).  Rows and slices are judged by how many times the error is
+that rounding explains there: a largest absolute error says nothing of a row whose values are a tenth of
+the largest, which under a causal mask is most rows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,31 @@ SLICE_ROWS = 64
 "A slice of fewer rows is not judged: it says no more than its worst element."
 
 
+SMALLEST = 2.0**-10
+"""Expected errors of a row are at least so much of the largest one of an element: smaller ones change nothing.  Where
+none is expected, as of a query that sees no key, there is to be none."""
+
+
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The worst row or slice: the norm of its error over the norm of its truth."""
+class Expected:
+    """What rounding alone makes an output's elements off by: standard deviations."""
+
+    largest: float
+    "of an element"
+    rows: Tensor
+    "fp64 [rows]: sum of their squares"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The worst row or slice: the norm of its error over the norm that rounding explains."""
 
     value: float
     at: int
     "flat index among the rows or slices"
-    least: float
-    "the divisor where the truth's own norm is smaller: the median's"
-    elements: int
-    "of one row or slice"
+
+
+NOWHERE = Times(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +68,38 @@ class Deviation:
     "largest |t|"
     rms: float
     "root mean square of t"
-    row: Share
-    slice: Share | None
-    "None where slices are too small to judge"
+    row: Times
+    "value 0 where nothing is expected"
+    slice: Times | None
+    "None where slices are too small to judge, or nothing is expected"
 
 
-def measure(found: Tensor, truth: Tensor, *, limit: float = math.inf, floor: float = 0.0) -> Deviation:
+def expected_of(errors: Tensor) -> Expected:
+    """Keep what is needed of expected errors, a standard deviation for each element of an output."""
+    import torch
+
+    if not errors.numel():
+        return Expected(0.0, errors.new_zeros(0, dtype=torch.float64))
+    width, largest = errors.shape[-1], errors.max().item()
+    rows = errors.reshape(-1, width).square().sum(-1, dtype=torch.float64)
+    return Expected(largest, rows.where(rows == 0, rows.clamp(min=width * (SMALLEST * largest) ** 2)))
+
+
+def measure(
+    found: Tensor, truth: Tensor, *, limit: float = math.inf, expected: Expected | None = None, by_design: float = 0.0
+) -> Deviation:
     """Measure `found` against `truth` on their device; neither is copied whole to fp64.
 
     Args:
         found: any floating dtype, finite, the shape of `truth`; where both are empty nothing is off.
         truth: fp64 or fp32.
         limit: errors above it are counted.
-        floor: size of an element below which errors are not taken relative to the truth.
+        expected: by rounding; None: rows and slices are not judged.
+        by_design: root mean square of an error up to which a row or slice has none that counts.
     """
     if not truth.numel():
         return Deviation(numel=0, max_abs=0.0, worst=0, over=0, rel_l1=0.0, rmse=0.0, cosine=1.0, largest=0.0, rms=0.0,
-                         row=Share(0.0, 0, 0.0, 0), slice=None)
+                         row=NOWHERE, slice=None)
     width, lead = truth.shape[-1], tuple(truth.shape[:-1])
     table, errors, norms = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
     absolute, truth_abs, found_abs, dot, found_square, over = (math.fsum(row[i] for row in table) for i in range(6))
@@ -85,8 +114,9 @@ def measure(found: Tensor, truth: Tensor, *, limit: float = math.inf, floor: flo
         cosine=dot / both if both else float(found_square == truth_square),
         largest=max(row[6] for row in table),
         rms=math.sqrt(truth_square / truth.numel()),
-        row=_worst(errors, norms, floor, width),
-        slice=_worst_slice(errors.reshape(lead), norms.reshape(lead), floor, width),
+        row=NOWHERE if expected is None else _worst(errors, expected.rows, width * by_design**2),
+        slice=None if expected is None else _worst_slice(
+            errors.reshape(lead), expected.rows.reshape(lead), width * by_design**2),
     )
 
 
@@ -112,23 +142,21 @@ def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float
     return torch.stack(chunks).tolist(), errors, norms
 
 
-def _worst(errors: Tensor, norms: Tensor, floor: float, elements: int) -> Share:
-    roots = norms.sqrt()
-    least = max(roots.median().item(), floor * math.sqrt(elements))
-    # 0/0 is a row that is 0 and should be; anything else over 0 is wrong without measure.
-    shares = (errors.sqrt() / roots.clamp(min=least)).nan_to_num(nan=0.0, posinf=math.inf)
-    value, at = shares.max(0)
-    return Share(value.item(), int(at.item()), least, elements)
+def _worst(errors: Tensor, expected: Tensor, by_design: float) -> Times:
+    # 0/0 is a row that is exact and should be; anything else over 0 is wrong without measure.
+    times = (errors / expected).sqrt().nan_to_num(nan=0.0, posinf=math.inf)
+    value, at = times.masked_fill(errors <= by_design, 0.0).max(0)
+    return Times(value.item(), int(at.item()))
 
 
-def _worst_slice(errors: Tensor, norms: Tensor, floor: float, width: int) -> Share | None:
+def _worst_slice(errors: Tensor, expected: Tensor, by_design: float) -> Times | None:
     """Like `_worst`, of the slices of [..., slices] row sums; a single dimension is one slice."""
     slices = errors.shape[-1] if errors.dim() > 1 else 1
     rows = errors.numel() // slices
     if rows < SLICE_ROWS:
         return None
-    errors, norms = (values.reshape(rows, slices).sum(0) for values in (errors, norms))
-    return _worst(errors, norms, floor, rows * width)
+    errors, expected = (values.reshape(rows, slices).sum(0) for values in (errors, expected))
+    return _worst(errors, expected, rows * by_design)
 
 
 def place(flat: int, shape: tuple[int, ...]) -> list[int]:

@@ -70,8 +70,8 @@ class Reference:
     def truth(self, variant: str) -> Truth:
         """Oracle and plain evaluation for a variant, computed when first asked for."""
         if variant not in self._truths:
-            self._truths[variant] = self._evaluated(
-                lambda dtype: self.workload.oracle(variant, self.case, self.inputs, dtype=dtype, draw=self.draw))
+            self._truths[variant] = self._evaluated(variant, lambda dtype: self.workload.oracle(
+                variant, self.case, self.inputs, dtype=dtype, draw=self.draw))
         return self._truths[variant]
 
     def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
@@ -92,8 +92,8 @@ class Reference:
             if faults or choice.is_oracles(self.case, self.inputs, kept):
                 truth = self.truth(variant)
             else:
-                truth = self._evaluated(
-                    lambda dtype: choice.follow(self.case, self.inputs, kept, dtype=dtype, draw=self.draw))
+                truth = self._evaluated(variant, lambda dtype: choice.follow(
+                    self.case, self.inputs, kept, dtype=dtype, draw=self.draw))
             words = {choice.name: f"{choice.name}: {'; '.join(faults)}"} if faults else {}
             self._followed[variant] = last = _Followed(kept, words, truth)
         return last.truth, last.faults
@@ -102,14 +102,15 @@ class Reference:
         """Free what followed from choices."""
         self._followed.clear()
 
-    def _evaluated(self, evaluate: Callable[[Any], dict[str, Tensor]]) -> Truth:
+    def _evaluated(self, variant: str, evaluate: Callable[[Any], dict[str, Tensor]]) -> Truth:
         import torch
 
         dtype = getattr(torch, DTYPES[self.case.dtype])
         device = next(iter(self.inputs.tensors().values())).device
         oracle, plain = (evaluate(precision) for precision in (oracle_dtype(self.case.dtype, device), dtype))
+        expected = self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw)
         with torch.no_grad():
-            return make_truth(oracle, plain, dtype)
+            return make_truth(oracle, plain, expected, dtype)
 
     def changed(self) -> list[str]:
         """Names of the inputs whose bits are no longer what they were, and put those back."""

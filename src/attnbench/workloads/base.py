@@ -123,6 +123,10 @@ class Workload(ABC):
         """Plain evaluation in `dtype`: out (and dq, dk, dv … by mode), the drawn pairs only."""
 
     @abstractmethod
+    def expected_errors(self, variant: str, case: Any, inputs: Any, *, draw: Draw) -> dict[str, Tensor]:
+        """Standard deviation of each element of `oracle`'s results in the case's own precision, by rounding alone."""
+
+    @abstractmethod
     def draw(self, case: Any, *, seed: int, max_bytes: int) -> Draw:
         """All pairs if the oracle fits in `max_bytes`, else a seeded draw with the corners."""
 

@@ -69,6 +69,15 @@ class AttentionWorkload(Workload):
         self._known(variant)
         return evaluate(case, inputs, dtype=dtype, draw=draw)
 
+    def expected_errors(
+        self, variant: str, case: AttentionCase, inputs: AttentionInputs, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Standard deviation of each element of an honest evaluation; `rounding.py` derives it."""
+        from attnbench.workloads.attention.rounding import expected_errors
+
+        self._known(variant)
+        return expected_errors(case, inputs, draw=draw)
+
     def draw(self, case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
         """All (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
         from attnbench.workloads.attention.parts import choose

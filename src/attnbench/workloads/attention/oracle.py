@@ -16,8 +16,9 @@ Sq · Sk.  The parts of dK and dV that the chunks give are summed in at least fp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -91,7 +92,24 @@ def evaluate(
     Returns:
         out, and dq, dk, dv unless the mode is fwd, shaped as `parts.output_shapes` of the draw.
     """
-    rule = rule or Rule.of(case)
+    return in_blocks(case, inputs, partial(attend, rule=rule or Rule.of(case)), dtype=dtype, draw=draw,
+                     workspace=workspace)
+
+
+def in_blocks(
+    case: AttentionCase, inputs: AttentionInputs, answer: Callable[..., dict[str, Tensor]], *, dtype: torch.dtype,
+    draw: Draw, workspace: int | None,
+) -> dict[str, Tensor]:
+    """Put together what `answer` gives for the drawn pairs, as many of the same lengths at a time as fit.
+
+    Args:
+        case: the problem.
+        inputs: its tensors; the result is on their device.
+        answer: called with the tensors and the workspace that `attend` takes, and gives what that gives.
+        dtype: of the tensors it is called with, and of the result.
+        draw: which pairs.
+        workspace: as in `evaluate`.
+    """
     if workspace is None:
         workspace = parts.CPU_WORKSPACE if inputs.q.device.type == "cpu" else parts.WORKSPACE
     shapes = parts.output_shapes(case, draw)
@@ -101,8 +119,8 @@ def evaluate(
     for block in _blocks(case, parts.pairs_of(case, draw), workspace):
         stacked = {name: _heads_first(torch.stack([source[i] for i in block]).to(dtype))
                    for name, source in sources.items()}
-        for name, answer in attend(**stacked, rule=rule, workspace=workspace).items():
-            for i, piece in zip(block, _heads_first(answer), strict=True):
+        for name, found in answer(**stacked, workspace=workspace).items():
+            for i, piece in zip(block, _heads_first(found), strict=True):
                 views[name][i].copy_(piece)
     return result
 

@@ -66,6 +66,14 @@ class HstuWorkload(Workload):
         evaluate = oracle.evaluate if variant == "hstu" else oracle_bsa.evaluate
         return evaluate(case, inputs, dtype=dtype, draw=draw)
 
+    def expected_errors(self, variant: str, case: HstuCase, inputs: HstuInputs, *, draw: Draw) -> dict[str, Tensor]:
+        """Standard deviation of each element of an honest evaluation; `rounding.py` derives it."""
+        from attnbench.workloads.hstu import rounding
+
+        self._known(variant)
+        expected = rounding.expected_errors if variant == "hstu" else rounding.expected_errors_bsa
+        return expected(case, inputs, draw=draw)
+
     def draw(self, case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
         """All (sequence, head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
         from attnbench.workloads.hstu.parts import choose

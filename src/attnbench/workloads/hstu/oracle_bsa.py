@@ -94,14 +94,15 @@ def _sequence(
 
         # The gate of a row is a factor of its gradient.
         above = dout if dout is None or gate is None else dout * gate
-        answer = attend(q, _means(k, shape, case) if coarse else k, _means(v, shape, case) if coarse else v, above,
-                        mask=mask, alpha=case.alpha, scale=factor / case.scaling_seqlen, workspace=workspace)
+        keys, values = (block_means(x, shape, case) if coarse else x for x in (k, v))
+        answer = attend(q, keys, values, above, mask=mask, alpha=case.alpha, scale=factor / case.scaling_seqlen,
+                        workspace=workspace)
         if dout is not None and gate is not None:
             of_gates.append((dout * answer["out"]).sum(-1, keepdim=True))
         if gate is not None:
             answer["out"] = answer["out"] * gate
         if coarse:
-            answer |= {name: _spread(answer[name], shape, case) for name in ("dk", "dv") if name in answer}
+            answer |= {name: spread(answer[name], shape, case) for name in ("dk", "dv") if name in answer}
         total = {name: tensor + total[name] if total else tensor for name, tensor in answer.items()}
     return total | ({"dgates": torch.cat(of_gates, -1)} if of_gates else {})
 
@@ -229,11 +230,11 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     count = -(-shape.seen // case.block_size)
     scores = q.new_full((case.nheads, len(rows), count), -torch.inf)
     sizes = q.new_zeros(case.nheads, len(rows), count)
-    means = _means(k, shape, case)
+    means = block_means(k, shape, case)
     # Without α, which is above 0: it changes no order.
     scores[:, :, :means.shape[1]] = scores_of(q, means)
     step, step_of_sums = (torch.finfo(dtype).eps for dtype in (torch_dtype(case), torch.float32))
-    moved = step * means.abs() + step_of_sums * _means(k.abs(), shape, case)
+    moved = step * means.abs() + step_of_sums * block_means(k.abs(), shape, case)
     sizes[:, :, :means.shape[1]] = q.abs() @ moved.mT
     if case.selection == "shared":
         # One head after another: a sum along a dimension has another order for another number of rows.
@@ -289,7 +290,7 @@ def _actions(case: HstuCase, shape: SequenceShape, device: torch.device) -> tupl
     return actions, ranking[actions]
 
 
-def _means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
+def block_means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32.
 
     By halves, a power of two of them: equal blocks have equal means wherever they lie.
@@ -302,7 +303,7 @@ def _means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     return (rows[:, :, 0] / case.block_size).to(tensor.dtype)
 
 
-def _spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
+def spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     """Gradient of the rows from that of the means of their blocks."""
     spread = (gradient / case.block_size).repeat_interleave(case.block_size, 1)
     return torch.nn.functional.pad(spread, (0, 0, 0, shape.length - spread.shape[1]))
