@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import shlex
 import statistics
 import traceback
@@ -18,6 +17,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.machine.advice import install_line
 from attnbench.measure.sampling import Timing
 from attnbench.record import Error, Memory, PlannedGroup, PowerSeries, Rate, Record, Settings, Status, Time, Work
+from attnbench.worker.private import without_paths
 from attnbench.worker.source import hash_of
 from attnbench.workloads.base import Workload, load_workload
 
@@ -54,7 +54,7 @@ class RecordBuilder:
 
     def failed(self, status: Status, reason: str) -> Record:
         """A record without a time."""
-        return self._record(status=status, reason=without_paths(install_line(reason)), errors=self.errors)
+        return self._record(status=status, reason=install_line(reason), errors=self.errors)
 
     def oom(self, memory_bytes: int | None, words: str = "although alone") -> Record:
         """Out of memory; says what would fit."""
@@ -84,10 +84,12 @@ class RecordBuilder:
         return Work(flops=work.flops, bytes=work.bytes, executed_flops=self.executed_flops)
 
     def _record(self, **fields: Any) -> Record:
-        fields.setdefault("notes", tuple(self.notes))
+        fields["notes"] = tuple(map(without_paths, fields.get("notes", self.notes)))
+        fields["reason"] = without_paths(reason) if (reason := fields.get("reason")) else None
+        version = without_paths(self.version) if isinstance(self.version, str) else self.version
         return Record(
             workload=self.group.workload, case=self.group.case, case_id=self.group.case_id, group=self.group.group,
-            replicate=self.group.replicate, backend=self.name, version=self.version, config=self.config,
+            replicate=self.group.replicate, backend=self.name, version=version, config=self.config,
             source_hash=self.source_hash, repro=repro(self.group, self.settings, self.name, self.files), **fields,
         )
 
@@ -156,13 +158,8 @@ def reason_of(error: BaseException, phase: str) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split()) or "no message"
+    text = without_paths(" ".join(str(error).split())) or "no message"
     return f"{type(error).__name__} during {phase}: {text[:400]}{where}"
-
-
-def without_paths(text: str) -> str:
-    """`text` with the last name of every absolute path: records name no folder of the machine."""
-    return re.sub(r"(?<![\w./:~-])~?/(?:[^\s/'\",:;()]+/)+", "", text)
 
 
 def source_hash(backend: Backend) -> str | None:
