@@ -32,6 +32,8 @@ def die() -> None:
 
 
 def sleep_forever() -> None:
+    """Said first, so that a test need not guess when."""
+    log("asleep")
     while True:
         time.sleep(60)
 
@@ -185,8 +187,20 @@ class SetsUpForever(Misbehaving):
     name = "sets-up-forever"
 
     def set_up(self):
+        log("asleep")
         # Holding the interpreter's lock: nothing in this process could end it.
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(2**30)
+
+
+class HoldsStillOnce(Noting):
+    """Honest, but the first of its processes stops in the middle of sampling, until it is killed."""
+
+    name = "holds-still-once"
+
+    def attend(self, *args):
+        if args[-1] >= SAMPLING and "asleep" not in Path(os.environ["ATTNBENCH_TEST_LOG"]).read_text():
+            sleep_forever()
+        return super().attend(*args)
 
 
 class HarmsOthers(Misbehaving):
