@@ -30,7 +30,9 @@ types: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/triton-3.6 triton==3.6.0
 	touch $@
 
-# A process that has run its half takes from the other's: the longest tests stand close together.
+# A process that has run its half takes from the other's: the longest tests stand close together. Some hundred processes
+# import the package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -39,3 +41,4 @@ fix: setup
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

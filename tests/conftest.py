@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -15,10 +18,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The runs of tests are none of the user's history.
 os.environ.pop("ATTNBENCH_HISTORY", None)
 
+# An example may take as long as it takes: how long is a question of the machine.
+settings.register_profile("any machine", deadline=None,
+                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.load_profile("any machine")
+
 NEEDS_GPU = "needs a CUDA GPU"
 NEEDS_HOPPER = "needs an sm_90"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]
 _skipped: dict[str, str] = {}
+
+
+def pytest_configure() -> None:
+    # Under nohup, or as a shell's background job, this process was started deaf to these, and would start its children
+    # so, which tests end by them. A handler is not passed on: it stays deaf, and they are not.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
         elif not hopper and item.get_closest_marker("hopper"):
             item.add_marker(pytest.mark.skip(reason=NEEDS_HOPPER))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # Thousands of tests, torch and triton stay: collecting garbage, which some tests do often, need not walk them.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or nanobind complains of what was never collected
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

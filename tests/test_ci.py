@@ -24,7 +24,7 @@ def test_a_skip_needs_a_listed_reason(tmp_path: Path, reason: str, ci: str, code
     (tmp_path / "test_it.py").write_text(
         f"import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip({reason!r})\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)], text=True,
-                          capture_output=True, cwd=tmp_path, env={**os.environ, "CI": ci}, timeout=60)
+                          capture_output=True, cwd=tmp_path, env={**os.environ, "CI": ci})
     assert done.returncode == code, done.stdout
     assert ("skips.toml does not list" in done.stdout) == bool(code)
     assert done.stdout.strip().splitlines()[-1].startswith("=")
@@ -38,7 +38,7 @@ def test_tests_of_one_kind_of_card_say_first_that_there_is_none(tmp_path: Path) 
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.gpu\n@pytest.mark.hopper\ndef test_one(): assert False\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(tmp_path)], text=True,
-                          capture_output=True, cwd=tmp_path, timeout=60,
+                          capture_output=True, cwd=tmp_path,
                           env={**os.environ, "CI": "true", "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stdout
     assert "needs a CUDA GPU" in done.stdout

@@ -193,7 +193,7 @@ def plain_figures(x, t):
             "cosine": torch.nn.functional.cosine_similarity(x.flatten(), t.flatten(), dim=0)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 99))
 def test_figures_are_those_of_the_formulas(shape, seed):
     random = torch.Generator().manual_seed(seed)

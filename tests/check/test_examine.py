@@ -82,8 +82,7 @@ def test_misbehaviour_is_named(make, words):
     assert group.first.changed() == group.second.changed() == []  # put back for the other backends
 
 
-def test_work_left_to_a_thread_is_named(monkeypatch):
-    monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.3)
+def test_work_left_to_a_thread_is_named():
     outcome, _, _ = run(launches.Late)
     assert re.match(r"out: unfinished work: \d+ of 13158 elements changed after the launch's stream was done",
                     outcome.reason)

@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from attnbench.cli.progress import Bar
 from attnbench.record import Status
 from attnbench.store.runfile import loads, read
 from attnbench.sweep.run import Event
+from waiting import until
 
 SOURCE = Path(cli.__file__).parents[2]
 QUICK = "run quick --device cpu --seqlen 7 --headdim 32 --no-causal"
@@ -316,13 +316,11 @@ def test_the_progress_bar_keeps_its_count_however_narrow(width):
     text = io.StringIO()
     with Bar(Terminal(), patience_s=0) as bar:
         bar.event(Event("word", "check: poisoned outputs", "b1-s128-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
-        deadline = time.monotonic() + 5
-        while "4/32" not in text.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert until(lambda: "4/32" in text.getvalue())
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", text.getvalue())]
     shown = [line.rstrip() for line in lines if "4/32" in line]
     assert shown
-    assert re.search(r"━ +4/32 0:00:0\d b1-s128", shown[0])
+    assert re.search(r"━ +4/32 \d:\d\d:\d\d b1-s128", shown[0])
     assert max(map(len, shown)) <= width
     assert shown[0].endswith("sdpa-math  check: poisoned outputs" if width == 120 else "…")
 

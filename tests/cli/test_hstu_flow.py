@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 def attnbench_in(folder, *words):
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([sys.executable, "-m", "attnbench", *words], capture_output=True, text=True, cwd=folder,
-                          env=environment, timeout=150, check=False)
+                          env=environment, check=False)
 
 
 def test_a_run_into_a_pipe_prints_the_blocks_and_exports_the_file(folder):

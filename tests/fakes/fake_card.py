@@ -11,11 +11,12 @@ import fcntl
 import importlib.util
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import until
 
 FAKES = Path(__file__).parent
 MIB = 2**20
@@ -74,21 +75,14 @@ class FakeMachine:
         card = self.read()["gpus"][index]
         return card["locked_sm"], card["locked_mem"]
 
-    def wait_locked(self, wanted: Lock, seconds: float = 10.0) -> Lock:
-        """The clocks' lock as soon as it is `wanted`, else as it stands after `seconds`."""
-        deadline = time.monotonic() + seconds
-        while self.locked() != wanted and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def wait_locked(self, wanted: Lock) -> Lock:
+        """The clocks' lock as soon as it is `wanted`, else as it stays."""
+        until(lambda: self.locked() == wanted)
         return self.locked()
 
-    def wait_call(self, function: str, seconds: float = 10.0) -> bool:
-        """Whether the driver was given this command within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if any(call[0] == function for call in self.read()["calls"]):
-                return True
-            time.sleep(0.02)
-        return False
+    def wait_call(self, function: str) -> bool:
+        """Whether the driver is given this command."""
+        return until(lambda: any(call[0] == function for call in self.read()["calls"]))
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def die() -> None:
 
 
 def sleep_forever() -> None:
+    """Said first, so that a test need not guess when."""
+    log("asleep")
     while True:
         time.sleep(60)
 
@@ -185,8 +187,20 @@ class SetsUpForever(Misbehaving):
     name = "sets-up-forever"
 
     def set_up(self):
+        log("asleep")
         # Holding the interpreter's lock: nothing in this process could end it.
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(2**30)
+
+
+class HoldsStillOnce(Noting):
+    """Honest, but the first of its processes stops in the middle of sampling, until it is killed."""
+
+    name = "holds-still-once"
+
+    def attend(self, *args):
+        if args[-1] >= SAMPLING and "asleep" not in Path(os.environ["ATTNBENCH_TEST_LOG"]).read_text():
+            sleep_forever()
+        return super().attend(*args)
 
 
 class HarmsOthers(Misbehaving):
@@ -437,21 +451,36 @@ class ChangesInputsAndRaises(Misbehaving):
 
 
 class FinishesLate(Misbehaving):
-    """Leaves the last row to a thread that nobody waits for."""
+    """Leaves the last row to a thread, which is done after the first look at the outputs and before the second."""
 
     name = "finishes-late"
 
     def attend(self, *args):
         out = super().attend(*args)
-        last = out[:, :, -1].clone()
+        last, due, self.looks = out[:, :, -1].clone(), threading.Event(), 0
         out[:, :, -1] = 0
 
         def finish():
-            time.sleep(0.01)
+            due.wait()
             out[:, :, -1] = last
 
-        threading.Thread(target=finish, daemon=True).start()
+        self.due, self.thread = due, threading.Thread(target=finish, daemon=True)
+        self.thread.start()
         return out
+
+    def launch(self, case, inputs):
+        launch = super().launch(case, inputs)
+        outputs = launch.outputs
+
+        def look():
+            self.looks += 1
+            if self.looks == 2:
+                self.due.set()
+                self.thread.join()
+            return outputs()
+
+        launch.outputs = look
+        return launch
 
 
 class WrongAfterTiming(Misbehaving):

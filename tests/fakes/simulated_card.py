@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer
+from waiting import Clock
 
 
 @dataclass
@@ -84,8 +85,8 @@ class SimulatedTimer(Timer):
     title = "drawn from a seeded card"
     devices = ("cpu", "cuda")
 
-    def __init__(self, card: Card, truth: dict[str, float]) -> None:
-        self.card, self.truth, self.turns = card, truth, []
+    def __init__(self, card: Card, truth: dict[str, float], clock: Clock | None = None) -> None:
+        self.card, self.truth, self.turns, self.clock = card, truth, [], clock or Clock()
         self.tick_ms = card.tick_ms  # type: ignore[misc]
 
     def measure(self, stage, batch, lead_s, announce):
@@ -96,7 +97,8 @@ class SimulatedTimer(Timer):
             stage.ready(subject)
             subject.call()
             self.turns.append(subject.name)
-            readings.append(Reading(self.card.ms(self.truth[subject.name]), sm_mhz=self.card.mhz(), kernels=("k",),
-                                    kernel_ms=(1.0,)))
+            ms = self.card.ms(self.truth[subject.name])
+            self.clock.pass_by(ms / 1e3)
+            readings.append(Reading(ms, sm_mhz=self.card.mhz(), kernels=("k",), kernel_ms=(1.0,)))
         stage.end()
         return readings

@@ -29,7 +29,7 @@ def small_run(*groups: Sequence[str], replicates: int = 1, **settings: Any) -> R
             name = case.id if not replicate else f"{case.id}#{replicate}"
             plan.append(PlannedGroup(group=name, workload="attention", case=case.to_dict(), case_id=case.id,
                                      backends=tuple(backends), replicate=replicate))
-    values = {"device": "cpu", "baseline": "honest", "warmup": 1, "iterations": 10, "timeout": 30.0}
+    values = {"device": "cpu", "baseline": "honest", "warmup": 1, "iterations": 10, "timeout": 600.0}
     return Run(id="0badcafe", suite="small", command="attnbench run small", started="2026-11-20T12:34:56Z",
                plan=tuple(plan), settings=Settings(**(values | settings | {"replicates": replicates})),
                backend_files=(Path(MISBEHAVING).name,))

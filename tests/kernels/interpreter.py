@@ -2,8 +2,10 @@
 
 Triton decides where a function is decorated whether it will be interpreted, its own library's functions
 included, and another test has imported that library by now.  So `interpreted` exchanges the library's
-compiled functions for interpreted ones, imports the kernels anew, and puts everything back: what Triton 3.9 leaves of
-the interpreter in its language too, wherever an interpreted function calls another, or nothing compiles afterwards.
+compiled functions for interpreted ones, imports the kernels anew, and puts everything back.
+
+Triton exchanges its whole language for the interpreter's at every launch and every call of a function by another: a
+quarter of the time of a test. Nor does it take all of that back, after which nothing compiles. Here it is done once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,29 @@ def _as_it_was(*things: Any) -> Iterator[None]:
 
 
 @contextmanager
+def _in_the_interpreters_language() -> Iterator[None]:
+    """From the first launch to the end of this block, whatever is launched or called."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    exchange, done = interpreter._patch_lang, []
+
+    def once(fn: Any) -> Any:
+        if not done:
+            done.append(exchange(SimpleNamespace(__globals__={"tl": tl, "core": tl.core})))
+        return interpreter._LangPatchScope()
+
+    with _as_it_was(tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base), \
+            pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", once)
+        try:
+            yield
+        finally:
+            for scope in done:
+                scope.restore()
+
+
+@contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
 
@@ -46,8 +71,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
 
     import attnbench.kernels as room
 
-    with _as_it_was(tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base), \
-            pytest.MonkeyPatch.context() as patch:
+    with _in_the_interpreters_language(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):

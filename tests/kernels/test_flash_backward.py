@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.backends.base import Budget
@@ -129,7 +129,7 @@ def test_right_through_tensor_descriptors(kernels, config, lengths):
     held(case, inputs, run(kernels, case, inputs, config))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn(kernels, data):
     draw = data.draw

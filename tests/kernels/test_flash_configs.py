@@ -22,7 +22,7 @@ CONFIGS = VALUES.map(lambda values: ForwardConfig(
     **values | ({"order": "ws"} if values["grid"] in ("few", "ticket") and values["order"] not in HOPPER else {})))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(config=CONFIGS)
 def test_both_spellings_are_read_back_exactly(config):
     assert parse(config.short) == config
@@ -30,7 +30,7 @@ def test_both_spellings_are_read_back_exactly(config):
     assert not set(config.short) & set(",[] \t=")
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(text=st.one_of(st.text(max_size=30), st.from_regex(
     r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|pp|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True)))
 def test_what_is_read_is_spelled_the_one_way(text):
@@ -136,7 +136,7 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
         assert len(space(replace(LONG, dim=dim, dim_v=dim))) >= 100
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(config=CONFIGS, dim=st.sampled_from((40, 64, 128, 256)), packed=st.booleans())
 def test_the_nearest_is_valid_and_a_valid_one_of_the_space_is_its_own(config, dim, packed):
     shape = replace(LONG, dim=dim, dim_v=dim, packed=packed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.backends.base import Budget
@@ -126,7 +126,7 @@ def test_right_through_tensor_descriptors(kernels, name, short):
     held(case, inputs, run(kernels, case, inputs, short)[0])
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn(kernels, data):
     draw = data.draw

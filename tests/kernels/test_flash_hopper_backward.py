@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
@@ -76,7 +76,7 @@ def test_right_for_every_mask(mask, dims):
     held(case, inputs, run(case, inputs, short, len(mask + dims)))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     draw = data.draw

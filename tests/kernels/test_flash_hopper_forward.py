@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
@@ -127,7 +127,7 @@ def test_right_for_every_mask(name):
     torch.testing.assert_close(lse, lse_of(case, inputs).float(), rtol=1e-5, atol=1.1e-4 if "mix" in short else 1e-5)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     draw = data.draw

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.backends.base import Budget
@@ -120,7 +120,7 @@ def test_right_through_tensor_descriptors_and_many_sections(kernels):
     held(case, inputs, run(kernels, case, inputs, cut, atomic=False))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn(kernels, data):
     draw = data.draw

@@ -1,6 +1,4 @@
-"""Measured ceilings on the CPU: of the right order, quick, and without a trace."""
-
-import time
+"""Measured ceilings on the CPU: measured once, and without a trace."""
 
 import pytest
 import torch
@@ -14,12 +12,10 @@ def fresh():
     ceilings.matmul_tflops.cache_clear()
 
 
-def test_they_are_measured_in_under_a_second_and_once_a_process():
-    began = time.perf_counter()
+def test_they_are_measured_once_a_process():
     first = ceilings.ceilings("cpu", "fp32")
-    assert time.perf_counter() - began < 2.0  # one second on a machine that does nothing else
-    assert 0.1 < first["copy_gbps"] < 10_000
-    assert 0.0005 < first["matmul_tflops"] < 100
+    assert 0 < first["copy_gbps"] < 10_000
+    assert 0 < first["matmul_tflops"] < 100
     assert ceilings.ceilings("cpu", "fp32") == first
 
 

@@ -5,23 +5,31 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from attnbench.errors import Unavailable, UsageError
-from attnbench.machine import child
+from attnbench.machine import child, clocks
 from attnbench.machine.clocks import locked_clocks, nearest, parse
+from waiting import PATIENCE_S, alive, until
 
 OPEN = (None, None)
 
-PARENT = """
-    import os, sys, time
+PARENT = f"""
+    import os, signal, sys
+    from attnbench.machine import clocks
     from attnbench.machine.clocks import locked_clocks
+    clocks.START_S = {PATIENCE_S}
     with locked_clocks("1500,2619", "cuda:0"):
-        {body}
+        {{body}}
 """
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A guardian may take its time on a busy machine."""
+    monkeypatch.setattr(clocks, "START_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -29,7 +37,7 @@ def parent(nvml):
     """Starts a process that holds the clocks and says 'held'; ends what is left of it."""
     started = []
 
-    def start(body="print('held', flush=True); time.sleep(60)", wait=True):
+    def start(body="print('held', flush=True); signal.pause()", wait=True):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PARENT.format(body=body))],
                                    env=child.environment(), stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -86,15 +94,17 @@ def test_ctrl_c_in_the_terminal(nvml, parent):
     """A terminal sends Ctrl-C to the whole process group: the guardian is not in it."""
     process = parent("""
         try:
-            print('held', flush=True); time.sleep(60)
+            print('held', flush=True); signal.pause()
         except KeyboardInterrupt:
-            time.sleep(0.3)  # a guardian that died of the same Ctrl-C would have let go by now
             print('cleaning', flush=True)
             sys.stdin.readline()
             raise""")
+    guardian = _guardian(process.pid)
+    assert os.getpgid(guardian) not in (process.pid, os.getpgid(0))
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout.readline() == "cleaning\n"
     assert nvml.locked() == (1500, 2619)
+    assert alive(guardian)
     process.stdin.write("go on\n")
     process.stdin.flush()
     process.wait()
@@ -105,8 +115,8 @@ def test_ctrl_c_in_the_terminal(nvml, parent):
 def test_killed_while_a_forked_child_holds_the_pipe(nvml, parent):
     process = parent("""
         if os.fork() == 0:
-            time.sleep(60)
-        print('held', flush=True); time.sleep(60)""")
+            signal.pause()
+        print('held', flush=True); signal.pause()""")
     os.kill(process.pid, signal.SIGKILL)
     assert nvml.wait_locked(OPEN) == OPEN
     os.killpg(process.pid, signal.SIGKILL)
@@ -115,7 +125,7 @@ def test_killed_while_a_forked_child_holds_the_pipe(nvml, parent):
 def test_a_forked_child_does_not_delay_the_normal_end(nvml, parent):
     process = parent("""
         if os.fork() == 0:
-            time.sleep(60)
+            signal.pause()
         print('held', flush=True)
         sys.stdin.readline()""")
     process.stdin.write("go on\n")
@@ -127,8 +137,7 @@ def test_a_forked_child_does_not_delay_the_normal_end(nvml, parent):
 def test_killed_in_the_middle_of_locking(nvml, parent):
     nvml.set(slow_s=0.3)
     process = parent(wait=False)
-    while not nvml.read()["calls"] and nvml.locked() == OPEN:
-        time.sleep(0.01)
+    assert until(lambda: nvml.read()["calls"] or nvml.locked() != OPEN)
     os.kill(process.pid, signal.SIGKILL)
     assert nvml.wait_locked(OPEN) == OPEN
     assert nvml.wait_call("nvmlDeviceResetMemoryLockedClocks")
@@ -234,7 +243,8 @@ def test_parse_and_nearest():
     assert nearest(5, [10, 5, 1]) == [5]
 
 
-def _guardian():
-    """Process id of this process's child that guards."""
-    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+def _guardian(parent="self"):
+    """Process id of the child of a process that guards."""
+    tasks = Path(f"/proc/{parent}/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
     return next(int(pid) for pid in children if b"clock_guard" in Path(f"/proc/{pid}/cmdline").read_bytes())

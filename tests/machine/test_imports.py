@@ -1,13 +1,12 @@
 """Imports tried in processes of their own: whatever they do, it ends as a sentence."""
 
-import os
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
+from attnbench.machine import child
 from attnbench.machine.imports import try_imports
+from waiting import PATIENCE_S, Clock, gone, until
 
 MODULES = {
     "good": "VALUE = 1",
@@ -39,7 +38,7 @@ def test_every_way_an_import_ends(strangers):
     names = ["good", "noisy", "exits", "leaves", "crashes", "aborts", "raises", "undefined", "needy", "silent", "waits",
              "nobody_has_this", "nobody_has_this.inner", "parent.inner"]
     seen = []
-    found = try_imports(names, timeout_s=20, at_once=2, done=seen.append)
+    found = try_imports(names, timeout_s=PATIENCE_S, at_once=2, done=seen.append)
     assert {name: (outcome.state, outcome.reason) for name, outcome in found.items()} == {
         "good": ("imported", None),
         "noisy": ("imported", None),
@@ -60,32 +59,44 @@ def test_every_way_an_import_ends(strangers):
     assert "good" not in sys.modules
 
 
-def test_a_hanging_import_is_ended_with_what_it_started(strangers):
+@pytest.fixture
+def said(strangers):
+    """The process id that a module wrote down; 0 before it did."""
+    path = strangers / "pid"
+    return lambda: int((path.read_text() if path.exists() else "") or 0)
+
+
+def test_a_hanging_import_is_ended_with_what_it_started(strangers, said, monkeypatch):
+    class OfHangs(Clock):
+        """Two seconds a look, from when it hangs."""
+
+        def perf_counter(self):
+            self.sleep(2.0 if said() else 0.0)
+            return super().perf_counter()
+
+    OfHangs().put_into(monkeypatch, child)
     (strangers / "hangs.py").write_text(
-        "import pathlib, subprocess, time\n"
-        f"pathlib.Path({str(strangers / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))\n"
-        "time.sleep(60)")
-    began = time.perf_counter()
-    outcome = try_imports(["hangs"], timeout_s=0.7)["hangs"]
-    assert (outcome.state, outcome.reason) == ("broken", "import hangs did not end within 0.7 s")
-    assert outcome.seconds >= 0.7
-    assert time.perf_counter() - began < 5
-    assert not _alive(int((strangers / "pid").read_text()))
+        "import pathlib, signal, subprocess\n"
+        f"pathlib.Path({str(strangers / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '999999']).pid))\n"
+        "signal.pause()")
+    outcome = try_imports(["hangs"], timeout_s=5.0)["hangs"]
+    assert (outcome.state, outcome.reason) == ("broken", "import hangs did not end within 5 s")
+    assert outcome.seconds == 6.0
+    assert gone(said())
 
 
-def test_ctrl_c_leaves_no_import_behind(strangers):
+def test_ctrl_c_leaves_no_import_behind(strangers, said):
     (strangers / "sleeps.py").write_text(
-        f"import os, pathlib, time\npathlib.Path({str(strangers / 'pid')!r}).write_text(str(os.getpid()))\n"
-        "time.sleep(60)")
+        f"import os, pathlib, signal\npathlib.Path({str(strangers / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "signal.pause()")
 
     def interrupt(module):
-        while not (strangers / "pid").exists():
-            time.sleep(0.01)
+        assert until(said)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         try_imports(["sleeps", "good"], at_once=2, done=interrupt)
-    assert not _alive(int((strangers / "pid").read_text()))
+    assert gone(said())
 
 
 def test_the_current_folder_is_not_searched(strangers, tmp_path_factory, monkeypatch):
@@ -93,18 +104,3 @@ def test_the_current_folder_is_not_searched(strangers, tmp_path_factory, monkeyp
     (here / "only_here.py").write_text("")
     monkeypatch.chdir(here)
     assert try_imports(["only_here"])["only_here"].state == "missing"
-
-
-def _alive(pid):
-    """Running, and not a zombie that nobody has waited for."""
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.02)
-    return True

@@ -76,7 +76,7 @@ def test_one_that_does_not_answer(bare, text, reason):
 
 def test_one_that_hangs(bare, monkeypatch):
     monkeypatch.setattr(tools, "ANSWER_S", 0.2)
-    program(bare / "usr/local/cuda/bin/ncu", "#!/bin/sh\nexec sleep 30\n")
+    program(bare / "usr/local/cuda/bin/ncu", "#!/bin/sh\nexec sleep 999999\n")
     assert tools.find_program("ncu", bare).reason == "--version did not answer within 0.2 s"
 
 

@@ -1,8 +1,4 @@
-"""The sampler on a simulated card: what it finds is known beforehand.
-
-Plans that must find something fix the warm-up: one by time would draw from the card as often as this
-machine happens to be quick.
-"""
+"""The sampler on a simulated card, by a clock of its own: what it finds is known beforehand."""
 
 from __future__ import annotations
 
@@ -13,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import Unavailable, UsageError
-from attnbench.measure import sampling
+from attnbench.measure import sampling, stage
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.subject import Subject
+from attnbench.measure.timers import wall
 from attnbench.stats.ratio import paired_ratio
+from waiting import Clock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from simulated_card import Card, SimulatedStage, SimulatedTimer
@@ -28,13 +26,21 @@ def simulate(monkeypatch: pytest.MonkeyPatch):
     """Measure subjects with the given true times on a card; returns (group, timer, stage)."""
 
     def run(card: Card, truth: dict[str, float], plan: Plan, announce=lambda index, phase: None, reset=None):
-        timer, stage = SimulatedTimer(card, truth), SimulatedStage()
+        on_card = SimulatedStage()
+
+        class PauseClock(Clock):
+            def sleep(self, seconds: float) -> None:
+                on_card.pauses.append(seconds)
+                super().sleep(seconds)
+
+        clock = PauseClock()
+        clock.put_into(monkeypatch, sampling, stage)
+        timer = SimulatedTimer(card, truth, clock)
         monkeypatch.setattr(sampling, "choose", lambda name, device: timer)
-        monkeypatch.setattr(sampling, "open_stage", lambda device, l2: stage)
-        monkeypatch.setattr(sampling.time, "sleep", stage.pauses.append)
+        monkeypatch.setattr(sampling, "open_stage", lambda device, l2: on_card)
         monkeypatch.setattr(sampling, "HEAT_S", 0.01)
-        subjects = [Subject(name=name, call=lambda: None, reset=reset) for name in truth]
-        return sample(subjects, device="cpu", plan=plan, announce=announce), timer, stage
+        subjects = [Subject(name=name, call=lambda: clock.pass_by(1e-5), reset=reset) for name in truth]
+        return sample(subjects, device="cpu", plan=plan, announce=announce), timer, on_card
 
     return run
 
@@ -237,14 +243,14 @@ def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pyte
     assert group.timings[0].notes == ("timers disagree: other 1200 µs, simulated 1000 µs (+20 %)",)
 
 
-def test_the_wall_timer_times_the_call_and_not_the_reset() -> None:
-    import time
-
-    subject = Subject(name="a", call=lambda: time.sleep(0.002), reset=lambda: time.sleep(0.01))
+def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    clock.put_into(monkeypatch, sampling, stage, wall)
+    subject = Subject(name="a", call=lambda: clock.sleep(0.002), reset=lambda: clock.sleep(0.01))
     group = sample([subject], device="cpu", plan=Plan(warmup=0, iterations=5))
     timing = group.timings[0]
     assert timing.timer == "wall"
     assert (timing.l2, timing.regime) == ("warm", "cpu")
-    assert all(2.0 <= ms < 9.0 for ms in timing.samples_ms)
+    assert timing.samples_ms == [2.0] * 5
     assert timing.sm_mhz == [None] * 5
-    assert timing.at_s == sorted(timing.at_s)
+    assert timing.at_s == [0.01, 0.022, 0.034, 0.046, 0.058]

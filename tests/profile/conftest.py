@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).parent))
 
+from attnbench.machine import tools
 from attnbench.profile import categories
 
 
@@ -32,4 +35,5 @@ def fake_tools(tmp_path, monkeypatch):
         monkeypatch.delenv(key, raising=False)
     log = tmp_path / "calls.log"
     monkeypatch.setenv("FAKE_LOG", str(log))
+    monkeypatch.setattr(tools, "ANSWER_S", PATIENCE_S)
     return FakeTools(log)

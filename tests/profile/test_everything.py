@@ -10,6 +10,7 @@ import pytest
 from attnbench.profile import everything
 from attnbench.profile.job import Job
 from attnbench.profile.take import Options
+from waiting import PATIENCE_S
 
 TARGET = ("import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import made_up_captures as made; "
           "made.write_trace(Path(sys.argv[4]))")
@@ -36,7 +37,7 @@ def profiled(tmp_path, fake_tools, rules, monkeypatch):
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: kinds)
     job = Job(workload="attention", case={}, case_id=made.CASE, backends=("sdpa-flash",), device="cuda:0", marks="nvtx")
     request = everything.Request(job=job, run_words=("run", "minimal", "--no-save"),
-                                 compare_words=("compare", "--no-save"), options=Options(timeout_s=30.0),
+                                 compare_words=("compare", "--no-save"), options=Options(timeout_s=PATIENCE_S),
                                  left_aside=("Not installed: flash-attn-2.",))
 
     def run():

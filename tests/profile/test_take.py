@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import made_up_captures as made
 import pytest
@@ -13,6 +12,7 @@ from attnbench.profile import running
 from attnbench.profile.folder import open_folder
 from attnbench.profile.job import Job
 from attnbench.profile.take import Options, commands, probe, take
+from waiting import PATIENCE_S
 
 JOB = Job(workload="attention", case={}, case_id=made.CASE, backends=("sdpa-flash",), device="cuda:0", marks="nvtx")
 
@@ -24,7 +24,7 @@ def taken(fake_tools, tmp_path, rules, monkeypatch):
 
     def take_one(tool, mode="ok", **options):
         monkeypatch.setenv(f"FAKE_{tool.upper()}", mode)
-        options.setdefault("timeout_s", 30.0)
+        options.setdefault("timeout_s", PATIENCE_S)
         return take(tool, probe(tool, "cuda:0"), JOB, folder, Options(**options), rules)
 
     take_one.folder = folder
@@ -89,16 +89,14 @@ def test_ncu_killed_with_half_a_report(taken, monkeypatch):
 
 
 def test_a_time_limit_ends_what_the_tool_started(taken):
-    began = time.monotonic()
-    found = taken("ncu", "hang", timeout_s=0.5)
-    assert time.monotonic() - began < 20
+    found = taken("ncu", "hang", timeout_s=0.5)  # by itself it would end in days
     assert found.reason == "ncu: did not end within 0.5 s and was stopped; --timeout"
 
 
 @pytest.mark.parametrize(("mode", "control", "given_back"), [
     ("hang", "base", True), ("killed", "base", True), ("hang", "none", False), ("ok", "base", False)])
 def test_clocks_that_a_killed_ncu_holds_are_given_back(taken, fake_tools, mode, control, given_back):
-    taken("ncu", mode, timeout_s=30.0 if mode == "ok" else 0.7, clock_control=control)
+    taken("ncu", mode, timeout_s=0.7 if mode == "hang" else PATIENCE_S, clock_control=control)
     assert ([{"--clock-control": "reset"}, []] in fake_tools.calls()) is given_back
 
 

@@ -106,7 +106,7 @@ def test_as_a_process_of_its_own(tmp_path, file):
     paths = [tmp_path / name for name in ("job.json", "answer.json", "trace.json")]
     jobs.write(make_job("counting", "raising", files=[file]), paths[0])
     argv = child.command("attnbench.profile.target", *map(str, paths))
-    done = subprocess.run(argv, env=child.environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=child.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     answer = jobs.read_answer(paths[1])
     assert list(answer.reasons) == ["raising"]

@@ -48,7 +48,7 @@ def overlaps(points, names):
 
 
 # Names are placed one by one: a crowd can be contrived that leaves the last one no room, so no shrinking search.
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, NARROW), st.floats(10, 250)), min_size=1, max_size=6))
 def test_names_around_points_do_not_lie_on_one_another(points):
     assert not overlaps(points, ["sdpa-flash"] * len(points))

@@ -120,7 +120,7 @@ def cost_of(values, cuts, penalty):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(12, 400), st.sampled_from([0.02, 0.1]), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_optimum_is_exact_whatever_is_pruned(seed, count, often, rounded):
     lots = np.random.default_rng(seed)
     values = lots.normal(0.0, NOISE, count) + np.cumsum((lots.random(count) < often) * lots.normal(0.0, 0.05, count))

@@ -60,4 +60,4 @@ def test_the_room_needs_neither_torch_nor_numpy():
         "from attnbench.stats.stopping import StopRule;"
         "assert StopRule().decide([[1.0] * 53], 0.0) == 'rel-ci'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 MISSING = "needs PostgreSQL and its driver: apt-get install postgresql; pip install 'attnbench[postgresql]'"
 USER = "attnbench"
+WAIT_S = "600"
+"""How long a server may take to start or stop: a minute, the default, is not enough on every machine."""
 
 
 def programs() -> Path | None:
@@ -37,16 +39,16 @@ def server() -> Iterator[str]:
 
     def call(*words: str) -> None:
         done = subprocess.run([place / words[0], *words[1:]], cwd=folder, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, **who)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **who)
         assert done.returncode == 0, done.stdout[-2000:]
 
     try:
         call("initdb", "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         options = f"-k {folder} -c listen_addresses= -c fsync=off"
-        call("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+        call("pg_ctl", "-D", str(data), "-w", "-t", WAIT_S, "-l", str(folder / "log"), "-o", options, "start")
         try:
             yield f"postgresql://{USER}@/postgres?host={folder}"
         finally:
-            call("pg_ctl", "-D", str(data), "-w", "-m", "immediate", "stop")
+            call("pg_ctl", "-D", str(data), "-w", "-t", WAIT_S, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

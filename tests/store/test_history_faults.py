@@ -121,7 +121,7 @@ def test_a_disk_that_takes_no_more_is_said_by_the_command(sqlite, tmp_path):
         sys.exit(main(["history", "--add", *sys.argv[2:]]))
     """
     process = python(code, sqlite.path.stat().st_size // 2, tmp_path / "one.json", "--out", tmp_path)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
     assert "cannot be read or written" in err or "has no room" in err
     assert listed(sqlite) == ["00000000"]

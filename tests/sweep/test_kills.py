@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,39 +17,29 @@ from attnbench.record import Run, Status
 from attnbench.store.runfile import read, write
 from attnbench.sweep import run as sweep
 from attnbench.sweep.run import execute
+from waiting import gone, until
 
 GROUPS = [["noting", "honest"]] * 3
 
 
 def pids(log: Path) -> list[int]:
-    """Of the process of each session of `noting`, in order."""
-    return [int(line.split()[1]) for line in log.read_text().splitlines()]
-
-
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+    """Of the process of each session of `noting` and its like, in order."""
+    return [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("pid ")]
 
 
 @pytest.fixture
 def parent(tmp_path):
-    """Start a parent on a plan; it is killed in the end."""
+    """Start a parent on a plan, and wait until it has said something so many times, where it holds still."""
     started = []
 
-    def start(plan: Run) -> tuple[subprocess.Popen[str], Path]:
+    def start(plan: Run, said: str, count: int) -> tuple[subprocess.Popen[str], Path]:
         path = tmp_path / "run.json"
         write(plan, path.with_suffix(".plan"))
-        env = child.environment()
-        process = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path)], env=env, text=True,
-                                   stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path), said, str(count)],
+                                   env=child.environment(), text=True, stdout=subprocess.PIPE, start_new_session=True)
         started.append(process)
+        for _ in range(count):
+            assert any(line.strip() == said for line in process.stdout), "it ended before"
         return process, path
 
     yield start
@@ -57,15 +47,6 @@ def parent(tmp_path):
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def wait_for(process: subprocess.Popen[str], said: str, count: int = 1) -> None:
-    """Read what a parent says until it has said this so many times."""
-    for line in process.stdout:
-        count -= line.strip() == said
-        if count == 0:
-            return
-    raise AssertionError(f"the parent ended before it said {said}")
 
 
 def finished(plan: Run, path: Path, log: Path) -> None:
@@ -85,67 +66,67 @@ def finished(plan: Run, path: Path, log: Path) -> None:
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".json"] == ["run.json"]
 
 
-@pytest.mark.parametrize(("said", "count", "delay"), [
-    ("word starting a worker", 1, 0.3), ("record", 1, 0), ("group", 1, 0.05), ("record", 5, 0)])
-def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count, delay):
+@pytest.mark.parametrize(("said", "count"), [
+    ("word starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)])
+def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count):
     plan = small_run(*GROUPS)
-    process, path = parent(plan)
-    wait_for(process, said, count)
-    time.sleep(delay)
+    process, path = parent(plan, said, count)
+    assert len(workers(process.pid)) == 1
     process.kill()
     process.wait()
     assert all(gone(pid) for pid in pids(log))
-    assert gone_from_proc(process.pid)
+    assert until(lambda: not workers(process.pid))
     assert path.exists() == (said == "group" or count > 2)
     finished(plan, path, log)
 
 
-def gone_from_proc(parent_pid: int, seconds: float = 5.0) -> bool:
-    """Whether no worker that names this process as its parent is left."""
-    wanted = f"ATTNBENCH_PARENT={parent_pid}".encode()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = []
-        for folder in Path("/proc").iterdir():
-            try:
-                if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    left.append(folder.name)
-            except OSError:
-                continue
-        if not left:
-            return True
-        time.sleep(0.05)
-    return False
+def workers(parent: int) -> list[str]:
+    """Processes that name this one as their parent."""
+    found, wanted = [], f"ATTNBENCH_PARENT={parent}".encode()
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
 
 
 def test_ctrl_c_keeps_what_was_measured(parent, log):
     plan = small_run(*GROUPS)
-    process, path = parent(plan)
-    wait_for(process, "group", 2)
+    process, path = parent(plan, "group", 2)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait() == 130
     assert all(gone(pid) for pid in pids(log))
-    assert len({record.group for record in read(path).records}) >= 2
+    assert len({record.group for record in read(path).records}) == 2
     finished(plan, path, log)
 
 
-def test_a_killed_worker_is_replaced_and_nobody_blamed(log, monkeypatch):
+def test_a_killed_worker_is_replaced_and_nobody_blamed(log):
     said, killed = [], []
 
-    def on_event(event):
-        said.append(f"{event.kind} {event.text}".strip())
-        # In the middle of sampling, with somebody's word; then between two groups, with nobody's.
-        moments = said.count("word sample") == 1, said.count("group") == 2
-        if len(killed) < 2 and moments[len(killed)]:
-            killed.append(pids(log)[-1])
-            os.kill(killed[-1], signal.SIGKILL)
+    def kill() -> None:
+        killed.append(pids(log)[-1])
+        os.kill(killed[-1], signal.SIGKILL)
 
-    run = execute(small_run(*GROUPS, iterations=None, warmup=None, rel_ci=1e-6, max_seconds=0.3),
-                  backend_files=[MISBEHAVING], on_event=on_event)
+    def kill_in_sampling() -> None:
+        """With the word of somebody who cannot help it."""
+        if until(lambda: "asleep" in log.read_text()):
+            kill()
+
+    def on_event(event) -> None:
+        said.append(event.kind)
+        if event.kind == "group" and said.count("group") == 2:
+            kill()  # between two groups, with nobody's word
+
+    killer = threading.Thread(target=kill_in_sampling)
+    killer.start()
+    run = execute(small_run(*[["holds-still-once", "honest"]] * 3), backend_files=[MISBEHAVING], on_event=on_event)
+    killer.join()
     assert len(set(killed)) == 2
     assert {record.status for record in run.records} == {Status.PASSED}
     assert len(run.records) == 2 * len(GROUPS)
-    assert all(record.speedup for record in run.records if record.backend == "noting")
+    assert all(record.speedup for record in run.records if record.backend == "holds-still-once")
     assert all(gone(pid) for pid in pids(log))
 
 

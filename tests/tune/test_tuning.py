@@ -21,7 +21,7 @@ from attnbench.tune.table import rows, to_csv
 from attnbench.workloads.base import load_workload
 
 FILE = str(Path(__file__).parents[1] / "fakes" / "tunable.py")
-SETTINGS = Settings(device="cuda:0", timeout=60.0)
+SETTINGS = Settings(device="cuda:0", timeout=600.0)
 SHAPE = {"batch": 1, "seqlen": 15, "nheads": 1, "headdim": 8, "causal": True, "dtype": "fp32"}
 
 

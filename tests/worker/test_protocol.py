@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
 import textwrap
-import time
 
 import pytest
 from small_runs import MISBEHAVING, by_name, small_run
@@ -18,8 +18,9 @@ from attnbench.worker import process
 from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
 from attnbench.worker.process import Loss, Worker
 from attnbench.worker.protocol import TURN, parse
+from waiting import Clock
 
-RUN = small_run(["honest", "honest-too"], timeout=0.3)
+RUN = small_run(["honest", "honest-too"])
 GROUP, SETTINGS = RUN.plan[0], RUN.settings
 READY = {"say": "ready", "environment": {"os": "Linux", "python": "3.11"}}
 RECORD = {"workload": "attention", "case": {}, "case_id": "x", "group": "x", "backend": "honest", "status": "failed",
@@ -40,6 +41,8 @@ def say(**message):
 def raw(text):
     answers.write(text)
     answers.flush()
+def hang():
+    requests.read()
 """
 
 
@@ -61,15 +64,15 @@ def worker(tmp_path, monkeypatch):
         one.close()
 
 
-def measure(worker: Worker) -> tuple[float | Loss, list[Record], list[Word]]:
+def measure(worker: Worker, settings=SETTINGS) -> tuple[float | Loss, list[Record], list[Word]]:
     assert worker.start() is None
     records, words = [], []
-    result = worker.measure(GROUP, SETTINGS, [], on_record=records.append, on_word=words.append)
+    result = worker.measure(GROUP, settings, [], on_record=records.append, on_word=words.append)
     return result, records, words
 
 
-def loss_of(worker: Worker) -> tuple[Status, int, str, str]:
-    result, _, _ = measure(worker)
+def loss_of(worker: Worker, settings=SETTINGS) -> tuple[Status, int, str, str]:
+    result, _, _ = measure(worker, settings)
     assert isinstance(result, Loss)
     return result.status, result.word.index, result.word.phase, result.reason
 
@@ -79,7 +82,7 @@ def test_a_record_and_done(worker):
         say(say="done", number=7, sampling_s=9)
         say(say="record", record={RECORD})
         say(say="done", number=1, sampling_s=1.5)
-        time.sleep(9)
+        hang()
     """))
     assert result == 1.5, "and not what was said of another request"
     assert [record.reason for record in records] == ["it was made to"]
@@ -110,7 +113,7 @@ def test_half_a_line_is_no_message(worker):
     ('{"say": "record", "record": {"workload": 1}}\n', "record"),
 ])
 def test_garbage_in_the_pipe_ends_this_worker_only(worker, text, words):
-    status, index, phase, reason = loss_of(worker(f"word(1, 'set-up')\nraw({text!r})\ntime.sleep(9)"))
+    status, index, phase, reason = loss_of(worker(f"word(1, 'set-up')\nraw({text!r})\nhang()"))
     assert (status, index, phase) == (Status.CRASHED, 1, "set-up")
     assert reason.startswith("the worker's protocol broke during set-up: worker")
     assert words in reason
@@ -120,7 +123,7 @@ def test_a_lost_context_names_the_backend(worker):
     assert loss_of(worker("""
         word(-1, "idle")
         say(say="lost", index=1, phase="sample", reason="AcceleratorError during sample: illegal address")
-        time.sleep(9)
+        hang()
     """)) == (Status.FAILED, 1, "sample", "AcceleratorError during sample: illegal address")
 
 
@@ -138,26 +141,52 @@ def test_the_last_line_of_the_log_is_of_the_turn_and_names_no_folder(worker):
         "; its last line was: kernel.cu:12: no memory at x.so")
 
 
-def test_a_hang_is_no_word_for_the_timeout_and_ten_of_them_for_the_harness(worker):
-    began = time.monotonic()
-    assert loss_of(worker("word(1, 'first call')\ntime.sleep(60)")) == (
-        Status.TIMEOUT, 1, "first call", "no progress for 0.3 s during first call")
-    assert time.monotonic() - began < 3
-    began = time.monotonic()
-    assert loss_of(worker("word(-1, 'oracle')\ntime.sleep(60)")) == (
-        Status.TIMEOUT, HARNESS, "oracle", "no progress for 3 s during oracle")
-    assert time.monotonic() - began > 3
+class OfWords(Clock):
+    """The parent's clock: a second is over whenever it looks and the worker has this word; else time stands still."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__()
+        self.phase, self.page, self.waited = phase, None, 0
+
+    def monotonic(self) -> float:
+        if self.page and self.page.read().phase == self.phase:
+            self.waited += 1
+            self.sleep(1.0)
+        return self.perf_counter()
 
 
-def test_progress_is_a_new_word(worker):
-    result, _, words = measure(worker("""
+@pytest.mark.parametrize(("index", "phase", "timeouts"), [(1, "first call", 1), (HARNESS, "oracle", 10)])
+def test_a_hang_is_no_word_for_the_timeout_and_ten_of_them_for_the_harness(worker, monkeypatch, index, phase, timeouts):
+    clock, settings = OfWords(phase), dataclasses.replace(SETTINGS, timeout=2.0)
+    clock.put_into(monkeypatch, process)
+    one = worker(f"word({index}, {phase!r})\nhang()")
+    clock.page = one.page
+    assert loss_of(one, settings) == (Status.TIMEOUT, index, phase, f"no progress for {2 * timeouts} s during {phase}")
+    assert clock.waited > 2 * timeouts
+
+
+def test_progress_is_a_new_word(worker, monkeypatch, tmp_path):
+    """Each word comes when most of the time for it is over, and the next is said once it was seen."""
+    clock, seen = Clock(), []
+    clock.put_into(monkeypatch, process)
+
+    def on_word(word: Word) -> None:
+        seen.append(word)
+        if word.phase == "sample":
+            clock.sleep(1.9)
+            (tmp_path / f"seen {word.count}").touch()
+
+    one = worker(f"""
         for i in range(12):
             word(0, "sample")
-            time.sleep(0.1)
+            while not os.path.exists({str(tmp_path)!r} + f"/seen {{count}}"):
+                time.sleep(0.001)
         say(say="done", number=1, sampling_s=1)
-    """))
-    assert result == 1.0
-    assert len(words) >= 6
+    """)
+    assert one.start() is None
+    settings = dataclasses.replace(SETTINGS, timeout=2.0)
+    assert one.measure(GROUP, settings, [], on_record=lambda record: None, on_word=on_word) == 1.0
+    assert [word.count for word in seen if word.phase == "sample"] == list(range(1, 13))
 
 
 def test_a_worker_that_does_not_start(worker, monkeypatch):
@@ -165,7 +194,7 @@ def test_a_worker_that_does_not_start(worker, monkeypatch):
     assert (loss.status, loss.reason) == (
         Status.CRASHED, "ended the process with exit code 1 during start; its last line was: no CUDA device")
     monkeypatch.setattr(process, "START_S", 0.2)
-    loss = worker(before="time.sleep(60)").start()
+    loss = worker(before="hang()").start()
     assert (loss.status, loss.reason) == (Status.TIMEOUT, "the worker did not start within 0 s")
 
 
@@ -178,7 +207,7 @@ def test_a_worker_gone_between_two_groups_is_a_loss_with_nobody_to_blame(worker)
 
 
 def test_closing_twice_and_closing_a_worker_that_hangs(worker):
-    one = worker("time.sleep(60)")
+    one = worker("hang()")
     assert one.start() is None
     pid = one.pid
     one.close()

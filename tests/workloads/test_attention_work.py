@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.workloads.attention import WORKLOAD
@@ -32,7 +32,6 @@ def test_closed_form_is_counting_pair_by_pair(queries, keys, left, right):
     assert visible_in_sequence(queries, keys, left, right) == counted
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 5), st.integers(1, 40), st.integers(1, 40), st.booleans(),
     st.none() | st.tuples(st.integers(-1, 45), st.integers(-1, 45)), st.sampled_from(["full", "uniform", "zipf"]),

@@ -83,7 +83,7 @@ def test_agrees_with_the_naive_loop_forward_and_backward(variant, name):
     assert all(tensor.dtype == torch.float64 for tensor in got.values())
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 14), min_size=1, max_size=3), st.integers(0, 3), st.none() | st.integers(1, 9),
        st.sampled_from([None, 3]), st.integers(0, 9))
 def test_agrees_with_the_naive_loop_on_any_lengths(lengths, targets, delta_q, window, seed):
@@ -108,7 +108,7 @@ def test_sequences_do_not_affect_one_another(variant):
     assert not any(torch.equal(before[name][17:], after[name][17:]) for name in before)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.sampled_from(["hstu", "hstu-bsa"]), st.integers(1, 36), st.integers(0, 9))
 def test_a_future_key_changes_nothing(variant, row, seed):
     case = of(variant, batch=1, seqlen=37, mode="fwd", local_window=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from naive_hstu import sees
 
@@ -39,7 +39,6 @@ def jagged(draw, *, dense):
     }
 
 
-@settings(deadline=None)
 @given(jagged(dense=True))
 def test_closed_form_and_mask_are_the_words_pair_by_pair(values):
     case = of(**values)
@@ -54,7 +53,6 @@ def test_closed_form_and_mask_are_the_words_pair_by_pair(values):
     assert WORKLOAD.work(case).flops == 2 * (4 + 2) * total
 
 
-@settings(deadline=None)
 @given(jagged(dense=False))
 def test_sparse_work_counts_the_masks_of_the_branches(values):
     case = of(**values)
