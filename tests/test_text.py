@@ -125,6 +125,7 @@ def test_neither_terminal_nor_file_gets_it(capsys, tmp_path):
 @pytest.mark.parametrize(("text", "plain"), [
     ("RUN=postgresql://me:secret@host/db is not there", "RUN=postgresql://me:***@host/db is not there"),
     ("https://me:se/cr@et@host:80/x", "https://me:***@host:80/x"),
+    ("path=postgresql:/me:secret@host/db is not there", "path=postgresql:/me:***@host/db is not there"),
     ("a postgres+psycopg://:pw@h b://c:d@e", "a postgres+psycopg://:***@h b://c:***@e"),
     ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
     ("sslpassword=abc, PGPASSWORD=x y", "sslpassword=***, PGPASSWORD=*** y"),

@@ -34,7 +34,8 @@ UNSHOWN = re.compile(
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # unseen, and what XML and so a workbook may not hold
     "]"
 )
-SECRET_IN_URL = re.compile(r"(\w[\w+.-]*://[^\s:/@?#]*):\S*@")
+SECRET_IN_URL = re.compile(r"(\w[\w+.-]*:/+[^\s:/@?#]*):\S*@")
+"Also with one slash: a URL that was taken for a path has lost the other."
 SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
 HIDDEN = r"\1:***@"
 
@@ -49,7 +50,7 @@ def spelled(text: str) -> str:
 
 def without_passwords(text: str) -> str:
     """`text` with the password of each URL in it replaced by ``***``."""
-    if "://" in text:
+    if ":/" in text:
         text = SECRET_IN_URL.sub(HIDDEN, text)
     return SECRET_BY_NAME.sub(r"\1***", text) if "=" in text else text
 

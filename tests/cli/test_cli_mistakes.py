@@ -23,6 +23,8 @@ MISTAKES = [
     ("run --seq 3", 2, r"attnbench run: flag=--seq is not known; .*"),
     ("run --seqlen", 2, r"attnbench run: --seqlen='' has no value; a value, --seqlen LIST"),
     ("run --json --csv x", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
+    ("export x --csv=--", 2, r"attnbench export: --csv=-- starts like a flag, so it is no value; .*PATH"),
+    ("run --backends=--", 2, r"attnbench run: --backends=-- starts like a flag, so it is no value; .*FILE\.py"),
     ("run --json=--csv", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
     ("run --skip=--csv", 2, r"attnbench run: --skip=--csv starts like a flag, .*"),
     ("run --json=", 2, r"attnbench run: --json='' is empty; a value, --json PATH"),
@@ -184,3 +186,18 @@ def test_a_path_that_is_no_checkout(attnbench, tmp_path):
     assert found.code == 2
     assert found.err.startswith(f"attnbench run: --path={tmp_path} is no checkout that a backend looks for; ")
     assert len(found.err.splitlines()) == 1
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    ("history --add", r"run file: path=x{300} cannot be read \(File name too long\); a run file written by .*"),
+    ("import", "import: path=x{300} does not exist; a file of a seed's layout"),
+    ("diff run.json", "attnbench diff: RUN=run.json is not there; a run file, or the id of one in results"),
+    ("export --csv -", "attnbench export: RUN=x{300} is not there; a run file, or the id of one in results"),
+], ids=["history", "import", "diff", "export"])
+def test_a_name_that_no_file_can_have_is_not_there(attnbench, words, line):
+    answer = attnbench([*words.split(), LONG])
+    assert answer.code
+    assert re.fullmatch(line, answer.err.rstrip("\n")) is not None

@@ -8,6 +8,7 @@ import pytest
 
 from attnbench.errors import RunFileError
 from attnbench.profile import torch_trace
+from attnbench.profile.capture import Capture, KernelRow
 
 
 def test_kernels_ranges_copies_and_api(tmp_path, rules):
@@ -59,3 +60,32 @@ def test_a_packed_trace_that_is_cut_short(tmp_path, rules):
     path.write_bytes(gzip.compress(json.dumps(made.torch_trace()).encode())[:200])
     with pytest.raises(RunFileError, match="is cut short"):
         torch_trace.parse(path, name="x", rules=rules)
+
+
+def parsed(path, rules):
+    """The capture, or the line that refuses it."""
+    try:
+        return torch_trace.parse(path, name="x", rules=rules)
+    except RunFileError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("field", "odd"), [
+    ("ts", float("nan")), ("ts", 1e300), ("ts", None), ("dur", "long"), ("name", None), ("cat", ["kernel"]),
+    ("tid", [1]), ("pid", {}), ("args", [3]), ("args", {"correlation": [1]}), ("args", {"External id": {}, "grid": 3}),
+])
+def test_an_odd_event_is_read_or_refused_in_one_line(tmp_path, rules, field, odd):
+    data = made.torch_trace()
+    for place, event in enumerate(data["traceEvents"]):
+        spoilt = {**event, field: odd} if odd is not None else {key: event[key] for key in event if key != field}
+        path = tmp_path / "odd.json"
+        path.write_text(json.dumps({**data, "traceEvents": [
+            *data["traceEvents"][:place], spoilt, *data["traceEvents"][place + 1:]]}))
+        found = parsed(path, rules)
+        assert isinstance(found, Capture) or found.startswith("torch: capture=odd.json has an event that cannot be ")
+
+
+def test_a_figure_that_is_no_number_is_not_known():
+    row = KernelRow(name="k\x1b", short="k", category="other", calls=1, total_ms=float("nan"), mean_ms=1e200,
+                    counters={"dram": float("inf"), "l2": 2.0})
+    assert (row.name, row.total_ms, row.mean_ms, row.counters) == (r"k\u001b", None, None, {"dram": None, "l2": 2.0})

@@ -150,3 +150,12 @@ def test_a_sweep_counts_its_cases():
     assert "3 of 3 cases: a large gain over base (at least 2x)" in read_sweep(run, run.records)
     (block,) = arrange(run, most_blocks=1).blocks
     assert block.reading == read_sweep(run, run.records)
+
+
+@pytest.mark.parametrize("odd", [0.5, 7, True, None, [1], [], "", "float64"])
+def test_an_odd_value_on_an_axis_says_nothing(odd):
+    """A file may say anything of a case; no rule takes a number for a word or falls over it."""
+    for axis in ("dtype", "batch", "nheads", "seqlen"):
+        records = make_group(make_case())
+        records = [dataclasses.replace(item, case=item.case | {axis: odd}) for item in records]
+        arrange(make_run(records))

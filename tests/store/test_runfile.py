@@ -133,7 +133,7 @@ def test_an_empty_run_is_a_run():
         ({"records__2__status": "fine"}, r"records\[2\]\.status: 'fine' is not known; one of passed, incorrect"),
         ({"records__1__time__samples_ms": [1.0, "2"]}, r"records\[1\]\.time\.samples_ms\[1\]: '2' is not a float"),
         ({"records__1__time__samples_ms": [1.0, -2.0, *[1.0] * 58]}, r"samples_ms\[1\]=-2.0 is not a time; a number"),
-        ({"records__1__time__host_ms": 1e308}, r"records\[1\]\.time\.host_ms=1e\+308 is not a time; a number of milli"),
+        ({"records__1__time__host_ms": 1e90}, r"records\[1\]\.time\.host_ms=1e\+90 is not a time; a number of milli"),
         ({"records__1__yardsticks": {"copy": YARDSTICK | {"samples_ms": [0.1, -2.0]}}},
          r"records\[1\]\.yardsticks\.copy\.samples_ms\[1\]=-2.0 is not a time; a number, 0 or more"),
         ({"records__1__yardsticks": {"copy": YARDSTICK | {"rounds": [1]}}},
@@ -187,7 +187,7 @@ def test_a_file_cut_short_anywhere_says_so(end):
 
 
 def test_a_huge_number_is_refused():
-    with pytest.raises(RunFileError, match=r"cannot be held|is not"):
+    with pytest.raises(RunFileError, match=r"is larger than any quantity"):
         runfile.loads(edited(records__0__time__samples_ms=[10**400]))
 
 

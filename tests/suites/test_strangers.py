@@ -73,6 +73,7 @@ def test_a_probe_is_repeated_word_for_word(tmp_path):
     ("import os; os._exit(3)", "does not import: it ended the process with code 3; a Python file with a Backend"),
     ("import sys; sys.exit(0)", "does not import: line 1: SystemExit: 0; a Python file with a Backend"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "does not import: it crashed (SIGSEGV); "),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)", "does not import: it crashed (signal 37); "),
     ("raise KeyboardInterrupt", "does not import: it crashed (SIGINT): KeyboardInterrupt; "),
     ("import time; time.sleep(60)", "does not import: it did not end within 1 s; a Python file with a Backend"),
     ("x = (", "does not import: line 1: SyntaxError: '(' was never closed; "),

@@ -13,6 +13,7 @@ from attnbench.cli.parser import Parser
 from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Run
+from attnbench.store.files import is_file
 
 if TYPE_CHECKING:
     from attnbench.verdict.change import Diff
@@ -105,7 +106,7 @@ def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
     for text in texts:
         sides.append([])
         # A comma may also be part of a file's name.
-        for name in [text] if Path(text).exists() else _names("RUN", text) or []:
+        for name in [text] if is_file(text) else _names("RUN", text) or []:
             path, run = read_run(name, folder, WHO, statistics=False)
             if run.id in seen:
                 raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {seen[run.id]} is", "each run once"))

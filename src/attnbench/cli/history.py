@@ -121,9 +121,11 @@ def _add(sources: Sequence[str], place: Place) -> int:
 
 def _files(sources: Sequence[str], output: Output) -> Iterator[tuple[Path, bool]]:
     """Run files, and whether each was named itself."""
+    from attnbench.store.files import is_folder
+
     for source in sources:
         folder = Path(source)
-        if not folder.is_dir():
+        if not is_folder(folder):
             yield folder, True
             continue
         found = sorted(folder.glob("*.json"))
@@ -133,7 +135,7 @@ def _files(sources: Sequence[str], output: Output) -> Iterator[tuple[Path, bool]
 
 
 def _restore(run_id: str, target: str | None, place: Place, folder: str) -> int:
-    from attnbench.store.files import check_writable, write_bytes
+    from attnbench.store.files import check_writable, is_file, write_bytes
     from attnbench.store.history.entry import pack_text
     from attnbench.store.history.opening import open_history
     from attnbench.store.history.reading import text_of
@@ -147,10 +149,10 @@ def _restore(run_id: str, target: str | None, place: Place, folder: str) -> int:
         return 0
     path = Path(target) if target is not None else default_path(found, folder)
     data = pack_text(text)
-    if path.is_file() and path.read_bytes() != data:
+    check_writable(path)
+    if is_file(path) and path.read_bytes() != data:
         wrong = "is there and has another content"
         raise UsageError(refusal(WHO, "--to", path, wrong, "a new name; nothing was written"))
-    check_writable(path)
     write_bytes(path, data)
     output.line(f"written: {path}")
     return 0

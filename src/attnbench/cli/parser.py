@@ -121,7 +121,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse ``--json=--csv``, almost certainly a forgotten value, and ``--out "$UNSET"``."""
         flag = action.option_strings[0] if action.option_strings else str(action.metavar)
-        for one in value if isinstance(value, list) else [value]:
+        for one in value if isinstance(value, list) and value else [value]:
+            one = "--" if one == [] else one  # argparse takes the two dashes of --json=-- out of the values
             if isinstance(one, str) and not one.strip() and action.nargs != 0:
                 raise UsageError(refusal(self.prog, flag, f"'{one}'", "is empty", self._wanted(flag)))
             if isinstance(one, str) and one.startswith("--") and action.nargs != 0:

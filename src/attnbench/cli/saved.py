@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.record import Run
+from attnbench.store.files import is_file
 from attnbench.text import RUN_ID
 
 
@@ -61,7 +62,7 @@ def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tu
 
 def _file(text: str, folder: str, who: str) -> Path | None:
     path = Path(text)
-    if _is_file(path):
+    if is_file(path):
         return path
     found = _files(folder, f"*-{text}.json") if RUN_ID.fullmatch(text) else []
     if len(found) > 1:
@@ -81,7 +82,7 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
 
     try:
         place = find_place(None, folder)
-        if place is None or (place.path is not None and not (_is_file(place.path) and is_installed("sqlalchemy"))):
+        if place is None or (place.path is not None and not (is_file(place.path) and is_installed("sqlalchemy"))):
             return None, ""
         with open_history(place, write=False, patience_s=SHORT_PATIENCE_S) as history:
             return (text_of(history, text) if ids(history, text) else None), ""
@@ -100,10 +101,3 @@ def _files(folder: str, pattern: str) -> list[Path]:
         return sorted(Path(folder).glob(pattern))
     except (OSError, ValueError):
         return []
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long a name, a NUL
-        return False

@@ -14,13 +14,32 @@ from pathlib import Path
 
 from attnbench.errors import RunFileError, refusal
 from attnbench.record import from_dict, to_dict
+from attnbench.store.parsing import LARGEST, parse
 from attnbench.text import Spelled
 
 FORMAT = "attnbench-capture 1"
 
 
+class Told(Spelled):
+    """What a tool said: texts are `spelled`, and a figure that is no number (ncu writes nan) is not known."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Put None in the place of such figures."""
+        Spelled.__post_init__(self)
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(value, float) and not abs(value) < LARGEST:
+                object.__setattr__(self, one.name, None)
+            if isinstance(value, Mapping) and not all(item is None or abs(item) < LARGEST for item in value.values()):
+                known = {name: item if item is not None and abs(item) < LARGEST else None
+                         for name, item in value.items()}  # fmt: skip
+                object.__setattr__(self, one.name, known)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice(Spelled):
+class Advice(Told):
     """One remark of ncu's own rules on a kernel."""
 
     rule: str
@@ -37,7 +56,7 @@ class Advice(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelRow(Spelled):
+class KernelRow(Told):
     """All launches of one kernel within one range of one capture."""
 
     name: str
@@ -66,7 +85,7 @@ class KernelRow(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RangeRow(Spelled):
+class RangeRow(Told):
     """All instances of one range."""
 
     name: str
@@ -80,7 +99,7 @@ class RangeRow(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyRow(Spelled):
+class CopyRow(Told):
     """Copies and fills of one kind, done by the copy engines."""
 
     operation: str
@@ -94,7 +113,7 @@ class CopyRow(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApiRow(Spelled):
+class ApiRow(Told):
     """Calls of one function of the CUDA API: time of the CPU, never to be added to the GPU's."""
 
     name: str
@@ -107,7 +126,7 @@ class ApiRow(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capture(Spelled):
+class Capture(Told):
     """One capture of one tool."""
 
     tool: str
@@ -168,8 +187,8 @@ def loads(text: str, who: str) -> tuple[Capture, ...]:
         RunFileError: it is cut short, newer or not ours.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse(text, who, FORMAT)
+    except RunFileError:
         raise RunFileError(refusal(who, "file", Path(who).name, "is cut short or is no JSON",
                                    "a capture written by attnbench profile --json")) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("captures"), list):

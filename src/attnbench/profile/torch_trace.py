@@ -18,6 +18,8 @@ from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, spa
 GZIP = b"\x1f\x8b"
 NS = 1e3
 """A trace counts in microseconds."""
+MOST_US = 1e18
+"""Of a time stamp: thirty thousand years."""
 
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 API = ("cuda_runtime", "cuda_driver", "runtime", "driver")
@@ -73,11 +75,11 @@ def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
     try:
         for one in traced:
             kind = str(one.get("cat", "")).casefold()
-            start = NS * float(one["ts"])
-            end = start + NS * float(one.get("dur", 0.0))
-            thread = (one.get("pid"), one.get("tid"))
+            start = NS * _number(one["ts"])
+            end = start + NS * _number(one.get("dur", 0.0))
+            thread = (_key(one.get("pid")), _key(one.get("tid")))
             if kind == "kernel" or kind in COPIES:
-                device.append((one, "kernel" if kind == "kernel" else "copy", start, end))
+                device.append((one, "kernel" if kind == "kernel" else "copy", str(one["name"]), start, end))
             elif kind in API:
                 calls[str(one["name"])].append(end - start)
                 points.append((thread, start, _correlation(one)))
@@ -87,22 +89,34 @@ def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
         raise RunFileError(refusal("torch", "capture", source, f"has an event that cannot be read ({error})",
                                    ACCEPTED)) from None
     open_then = enclosing(instances, points)
-    events = [_event(one, kind, start, end, open_then) for one, kind, start, end in device]
+    events = [_event(*one, open_then) for one in device]
     return Timeline(sorted(events, key=lambda event: event.start), instances, calls)
 
 
 def _correlation(one: Mapping[str, Any]) -> Any:
     arguments = one.get("args")
-    return arguments.get("correlation", arguments.get("External id")) if isinstance(arguments, dict) else None
+    return _key(arguments.get("correlation", arguments.get("External id"))) if isinstance(arguments, dict) else None
 
 
-def _event(one: Mapping[str, Any], kind: str, start: float, end: float,
+def _number(value: Any) -> float:
+    number = float(value)
+    if not abs(number) < MOST_US:
+        raise ValueError(f"{number:g} is no time")
+    return number
+
+
+def _key(value: object) -> str | int | float | None:
+    """What names a thread or a launch; None where it is no plain value."""
+    return value if isinstance(value, str | int | float) else None
+
+
+def _event(one: Mapping[str, Any], kind: str, name: str, start: float, end: float,
            open_then: Mapping[object, tuple[int, ...]]) -> Event:
     given = one.get("args")
     arguments: Mapping[str, Any] = given if isinstance(given, dict) else {}
     size = arguments.get("bytes")
     ranges = open_then.get(_correlation(one), ())
-    return Event(kind, str(one["name"]), start, end, ranges, bytes=size if isinstance(size, int) else None,
+    return Event(kind, name, start, end, ranges, bytes=size if isinstance(size, int) else None,
                  grid=_shape(arguments.get("grid")), block=_shape(arguments.get("block")))
 
 

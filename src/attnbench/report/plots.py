@@ -16,7 +16,7 @@ from attnbench.report.charts.base.ink import config
 from attnbench.report.charts.base.over import figures_over
 from attnbench.report.charts.base.panels import LENGTH
 from attnbench.report.libraries import require
-from attnbench.store.files import check_writable, write_bytes
+from attnbench.store.files import check_writable, is_file, write_bytes
 
 WIDTH = 640
 "Pixels of the plot of a picture at scale 1: names beside it come on top."
@@ -125,7 +125,7 @@ def _ready(folder: Path) -> None:
     require(WHO, LIBRARIES)
     if str(folder) == "-":
         raise UsageError(refusal(WHO, "--plots", folder, "is stdout", "a folder, or the name of one to be made"))
-    if folder.exists() and not folder.is_dir():
+    if is_file(folder):
         raise UsageError(refusal(WHO, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
     check_writable(folder / "a.png")
 

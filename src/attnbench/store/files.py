@@ -12,6 +12,22 @@ from attnbench.errors import UsageError, refusal
 from attnbench.text import spelled
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether a file is there; a name that none can have (too long, a NUL, a folder not to be looked into) is none."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: str | Path) -> bool:
+    """The same of a folder."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def check_writable(path: str | Path) -> None:
     """Find out, before hours of measuring, that `path` cannot be written; leaves nothing behind.
 

@@ -107,9 +107,10 @@ def _table_facts(run: Run, records: Sequence[Record], baseline: str | None) -> F
     environment, case = environment_of(run, records[0]), records[0].case
     rivals = [record for record in records if record.speedup and record.backend != baseline]
     slower = [record for record in rivals if record.speedup and record.speedup.verdict == "slower"]
+    dtype = case.get("dtype")
     facts: Facts = {
         "device": None if environment is None else "gpu" if environment.gpu else "cpu",
-        "dtype": case.get("dtype"),
+        "dtype": dtype if isinstance(dtype, str) else None,
         "baseline": baseline,
         "plain_baseline": "yes" if baseline in PLAIN else "no",
         "slower_than_baseline": len(slower),

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from attnbench import record
 from attnbench.errors import RunFileError, refusal
 from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time, Yardstick
 from attnbench.store.derive import derive
 from attnbench.store.files import write_bytes
+from attnbench.store.parsing import parse
 
 # A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
 # and lose nothing.
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
+SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e6), "watts": (0.0, 1e6), "celsius": (-300.0, 1e6)}
+"Least and most of what was read beside samples."
 TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
               field.name != "samples_ms")
 LONGEST_STARTED = 32
@@ -103,7 +107,7 @@ def read(path: str | Path, *, statistics: bool = True) -> Run:
 
 def loads(text: str, who: str = "run file", *, statistics: bool = True) -> Run:
     """Build a run from the text of a run file; `who` is named in errors, `statistics` as in `read`."""
-    data = _parse(text, who)
+    data = parse(text, who, ACCEPTED)
     try:
         head, records = _envelope(data)
         run = record.from_dict(Run, {**head, "records": records})
@@ -156,24 +160,6 @@ def _rounded(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _parse(text: str, who: str) -> Any:
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        whole = text.rstrip().endswith("}") and text[error.pos :].strip()
-        cut = text.lstrip().startswith("{") and not whole
-        wrong = "is cut short" if cut else f"is not JSON ({error.msg})"
-        place = f"{error.lineno}, column {error.colno}"
-        raise RunFileError(refusal(who, "line", place, wrong, ACCEPTED)) from None
-    except RecursionError:
-        raise RunFileError(f"{who}: its content is nested too deeply; {ACCEPTED}") from None
-    except ValueError as error:
-        raise RunFileError(f"{who}: its content cannot be read ({error}); {ACCEPTED}") from None
-
-
 def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
     if not isinstance(data, dict) or "schema" not in data:
         raise RunFileError(f"schema: missing field; {ACCEPTED}")
@@ -204,7 +190,8 @@ def _check(item: Record, where: str) -> None:
     for name, yardstick in item.yardsticks.items():
         _check_yardstick(yardstick, item.time, f"{where}.yardsticks.{name}")
     if isinstance(item.power_w, PowerSeries):
-        _check_length(f"{where}.power_w.watts", item.power_w.watts, len(item.power_w.at_s))
+        for name in ("at_s", "watts", "celsius"):
+            _check_beside(item.power_w, name, f"{where}.power_w", len(item.power_w.at_s))
 
 
 def _check_samples(time: Time, where: str) -> None:
@@ -232,9 +219,15 @@ def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> 
         if not 0 <= sample < LONGEST_MS:
             raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
     for name in beside:
-        _check_length(f"{where}.{name}", getattr(item, name), len(item.samples_ms))
+        _check_beside(item, name, where, len(item.samples_ms))
 
 
-def _check_length(where: str, values: tuple[Any, ...], wanted: int) -> None:
+def _check_beside(item: Time | Yardstick | PowerSeries, name: str, where: str, wanted: int) -> None:
+    """Refuse a series that does not stand beside samples, or holds what cannot be."""
+    values = getattr(item, name)
     if values and len(values) != wanted:
-        raise RunFileError(f"{where} has {len(values)} values; none or as many as samples, {wanted}")
+        raise RunFileError(f"{where}.{name} has {len(values)} values; none or as many as samples, {wanted}")
+    least, most = SERIES.get(name, (-math.inf, math.inf))
+    for index, value in enumerate(values):
+        if value is not None and not least <= value <= most:
+            raise RunFileError(f"{where}.{name}[{index}]={value} cannot be; {least:g} to {most:g}, or null")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from attnbench import record
-from attnbench.record import Environment, Record, Run, Status, Time
+from attnbench.record import Record, Run, Status, Time
 from attnbench.store import runfile
 from attnbench.store.conditions import device_name, environment_of
 
@@ -147,8 +147,3 @@ def _figures(time: Time | None) -> dict[str, Any]:
 
 def _known(text: str | None) -> str | None:
     return None if text is None else column(text)
-
-
-def environment_from(text: str | None) -> Environment | None:
-    """The environment that a point was measured in."""
-    return None if text is None else record.from_dict(Environment, json.loads(text))

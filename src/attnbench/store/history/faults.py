@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from attnbench.errors import UsageError, refusal
 from attnbench.store.history.place import WHO, Place
 
+DAMAGED = ("is damaged", "move it away and fill a new one: attnbench history --add RESULTS")
 SQLITE = {
     "SQLITE_BUSY": ("is locked by another process", "try again when that is done"),
     "SQLITE_LOCKED": ("is locked by another process", "try again when that is done"),
@@ -18,7 +19,9 @@ SQLITE = {
     "SQLITE_PERM": ("cannot be opened", "a file in a folder you may read and write"),
     "SQLITE_AUTH": ("cannot be opened", "a file in a folder you may read and write"),
     "SQLITE_NOTADB": ("is not a database", "a history written by attnbench"),
-    "SQLITE_CORRUPT": ("is damaged", "move it away and fill a new one: attnbench history --add RESULTS"),
+    "SQLITE_CORRUPT": DAMAGED,
+    "SQLITE_CONSTRAINT": DAMAGED,
+    "SQLITE_MISMATCH": DAMAGED,
     "SQLITE_IOERR": ("cannot be read or written", "a disk that works and has room"),
 }
 SERVER = {
@@ -31,8 +34,16 @@ SERVER = {
     "28": ("refuses this user or password", "the right URL"),
     "3D000": ("is not there", "make it first: createdb"),
     "08": ("cannot be reached", "a server that runs"),
+    "42P01": DAMAGED,
+    "42703": DAMAGED,
 }
 """By SQLSTATE, or its class: its first two letters."""
+MISSING = ("no such ", "has no column", "could not decode", "malformed")
+"""Words of SQLite about a table or column that is gone, or text that is none."""
+
+
+class Damaged(Exception):
+    """What the database says cannot be: it was cut, overwritten or edited."""
 
 
 @contextmanager
@@ -46,6 +57,9 @@ def told(place: Place) -> Iterator[None]:
 
     try:
         yield
+    except Damaged as error:
+        wrong, accepted = DAMAGED
+        raise UsageError(refusal(WHO, "db", place.name, f"{wrong} ({error})", accepted)) from None
     except (SQLAlchemyError, sqlite3.Error) as error:
         wrong, accepted = _words(error, place)
         raise UsageError(refusal(WHO, "db", place.name, wrong, accepted)) from None
@@ -59,6 +73,8 @@ def _words(error: Exception, place: Place) -> tuple[str, str]:
         for known, words in SQLITE.items():
             if name.startswith(known):
                 return words
+    if isinstance(cause, sqlite3.Error) and any(words in str(cause).lower() for words in MISSING):
+        return f"{DAMAGED[0]} ({cause})", DAMAGED[1]
     state = getattr(cause, "sqlstate", None)
     for known in (state, state[:2]) if state else ():
         if known in SERVER:

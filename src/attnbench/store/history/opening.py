@@ -6,6 +6,7 @@ They run in one transaction that no other can enter, so any number of processes 
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from attnbench.errors import UsageError, refusal
-from attnbench.store.history.faults import told
+from attnbench.store.history.faults import Damaged, told
 from attnbench.store.history.place import WHO, Place, require_sqlalchemy
+from attnbench.text import shown
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -24,7 +26,9 @@ STEPS = Path(__file__).with_name("migrations")
 LATEST = "0001"
 """Name of the last step; a test holds it against the folder, which takes alembic to read."""
 
-VERSION_TABLE = "attnbench_version"
+OURS = "attnbench_"
+VERSION_TABLE = f"{OURS}version"
+STEP = re.compile(r"[0-9]{4}")
 PATIENCE_S = 30.0
 """How long to wait for other writers."""
 
@@ -170,22 +174,31 @@ def _version(connection: Connection, place: Place) -> str | None:
 
     Raises:
         UsageError: somebody else's file, or a newer schema.
+        Damaged: tables of ours without one schema that there is or may come to be.
     """
     from sqlalchemy import inspect
 
     tables = inspect(connection).get_table_names()
-    if VERSION_TABLE not in tables:
-        if place.path is not None and tables:
+    ours = [table for table in tables if table.startswith(OURS) and table != VERSION_TABLE]
+    found = ([str(row[0]) for row in connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}")]
+             if VERSION_TABLE in tables else [])
+    if not found and not ours:
+        if place.path is not None and set(tables) - {VERSION_TABLE}:
             raise UsageError(refusal(WHO, "db", place.name, "is a database of another program",
                                      "a history written by attnbench, or a new file"))
         return None
-    found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
-    if found is None:
-        return None
-    if str(found) > LATEST:
-        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {found}, newer than this attnbench reads",
+    if len(found) != 1 or not STEP.fullmatch(found[0]) or (found[0] <= LATEST and found[0] not in steps()):
+        said = f"schemas {', '.join(map(shown, found))}" if found else "no schema"
+        raise Damaged(f"it has tables and names {said}")
+    if found[0] > LATEST:
+        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {found[0]}, newer than this attnbench reads",
                                  f"at most {LATEST}", "upgrade attnbench"))
-    return str(found)
+    return found[0]
+
+
+def steps() -> list[str]:
+    """Names of the steps there are, by their files, which takes no alembic to read."""
+    return sorted(path.stem[1:5] for path in (STEPS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py"))
 
 
 def migrate(connection: Connection, steps: Path) -> None:

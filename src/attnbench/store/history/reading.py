@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, refusal
-from attnbench.store.history.entry import sortable, unpack
+from attnbench.store.history.entry import sortable
+from attnbench.store.history.faults import Damaged
+from attnbench.store.history.lines import BodyLine, HeadLine, NameLine, RunLine, fetch, outcomes_of, text_within
 from attnbench.store.history.place import WHO
 
 if TYPE_CHECKING:
@@ -72,27 +73,23 @@ def since(text: str, now: datetime | None = None) -> str:
 
 def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun]:
     """Runs, newest first."""
-    from sqlalchemy import text
-
     where, values = filters.where()
     limit = "" if filters.limit is None else f" LIMIT {int(filters.limit)}"
     with history.begin():
-        rows = history.execute(text(
+        rows = fetch(history, RunLine, (
             "SELECT id, started, suite, machine, num_records, outcomes FROM attnbench_runs r "
-            f'WHERE {where} ORDER BY started DESC, "key" DESC{limit}'), values).all()
-    return [KeptRun(row.id, row.started, row.suite, row.machine, row.num_records, json.loads(row.outcomes))
-            for row in rows]
+            f'WHERE {where} ORDER BY started DESC, "key" DESC{limit}'), values)
+    return [KeptRun(row.id, row.started, row.suite, row.machine, row.num_records, outcomes_of(row)) for row in rows]
 
 
 def ids(history: Connection, start: str) -> list[str]:
     """Ids of the runs whose id is `start`, or else begins with it."""
-    from sqlalchemy import text
-
     pattern = start.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
     with history.begin():
-        found = history.execute(text("SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id"),
-                                {"start": pattern}).scalars().all()
-    return [start] if start in found else list(found)
+        lines = fetch(history, NameLine, "SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id",
+                      {"start": pattern})
+    found = [line.id for line in lines]
+    return [start] if start in found else found
 
 
 def text_of(history: Connection, run_id: str) -> tuple[str, str]:
@@ -108,8 +105,6 @@ def text_of(history: Connection, run_id: str) -> tuple[str, str]:
     Raises:
         UsageError: it is not there, or several are.
     """
-    from sqlalchemy import text
-
     from attnbench.store.runfile import document
 
     chosen = ids(history, run_id)
@@ -119,15 +114,17 @@ def text_of(history: Connection, run_id: str) -> tuple[str, str]:
         raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history",
                                  "an id that `attnbench history` lists"))
     with history.begin():
-        row = history.execute(text('SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id'),
-                              {"id": chosen[0]}).one()
-        bodies = history.execute(text("SELECT body FROM attnbench_records WHERE run = :key ORDER BY place"),
-                                 {"key": row.key}).scalars().all()
+        rows = fetch(history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id',
+                     {"id": chosen[0]})
+        if len(rows) != 1:
+            raise Damaged(f"it says {len(rows)} runs have one id")
+        bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :key ORDER BY place",
+                       {"key": rows[0].key})
     try:
-        head, lines = unpack(row.head), [unpack(body) for body in bodies]
-    except ValueError:
+        head, lines = text_within(rows[0].head), [text_within(line.body) for line in bodies]
+    except Damaged:
         lines, head = [], ""
-    if len(lines) != row.num_records:
+    if not head or len(lines) != rows[0].num_records:
         raise UsageError(refusal(WHO, "RUN", chosen[0], "is damaged in the history", "its run file"))
     return chosen[0], document(head, lines)
 

@@ -6,7 +6,6 @@ configurations, inputs or locked clocks are series of their own.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +16,21 @@ from attnbench.errors import UsageError, refusal
 from attnbench.record import Environment
 from attnbench.stats.change_points import ChangePoint, change_points
 from attnbench.store.history.beside import differences
-from attnbench.store.history.entry import SERIES, environment_from, unpack
+from attnbench.store.history.entry import SERIES
+from attnbench.store.history.faults import Damaged
+from attnbench.store.history.lines import (
+    BodyLine,
+    EnvironmentLine,
+    PointLine,
+    RowLine,
+    SeriesLine,
+    data_within,
+    environment_of,
+    fetch,
+)
 from attnbench.store.history.place import WHO
 from attnbench.store.history.reading import Filters, some
+from attnbench.text import spelled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -124,10 +135,8 @@ def find_row(history: Connection, text: str | None = None, *, case: str | None =
     Raises:
         UsageError: no row or several fit.
     """
-    from sqlalchemy import text as sql
-
     with history.begin():
-        found = history.execute(sql("SELECT DISTINCT case_id, backend FROM attnbench_series ORDER BY 1, 2")).all()
+        found = fetch(history, RowLine, "SELECT DISTINCT case_id, backend FROM attnbench_series ORDER BY 1, 2", {})
     rows = [Row(row.case_id, row.backend) for row in found]
     if case is not None:
         rows = _fitting(rows, case, lambda row: row.case_id, "--case")
@@ -173,18 +182,15 @@ def _narrow(rows: list[Row], text: str, name: Any) -> list[Row]:
 
 def trends(history: Connection, row: Row, filters: Filters = ALL) -> tuple[list[Trend], list[Loss]]:
     """All series of a row that have a time, the longest first, and the runs in which it has none."""
-    from sqlalchemy import text as sql
-
     where, values = filters.where()
     with history.begin():
-        series = history.execute(sql(
-            "SELECT * FROM attnbench_series WHERE case_id = :case AND backend = :backend"),
-            {"case": row.case_id, "backend": row.backend}).all()
-        asked = sql(
-            "SELECT p.*, r.id AS run_id, r.started FROM attnbench_points p "
-            f'JOIN attnbench_runs r ON r."key" = p.run WHERE p.series = :series AND {where} '
-            'ORDER BY r.started, r."key", p.place')
-        found = [(one, history.execute(asked, {"series": one.key, **values}).all()) for one in series]
+        series = fetch(history, SeriesLine,
+                       "SELECT * FROM attnbench_series WHERE case_id = :case AND backend = :backend",
+                       {"case": row.case_id, "backend": row.backend})
+        asked = ("SELECT p.*, r.id AS run_id, r.started FROM attnbench_points p "
+                 f'JOIN attnbench_runs r ON r."key" = p.run WHERE p.series = :series AND {where} '
+                 'ORDER BY r.started, r."key", p.place')
+        found = [(one, fetch(history, PointLine, asked, {"series": one.key, **values})) for one in series]
         timed = [(one, rows) for one, rows in found if one.timer is not None and rows]
         environments = _environments(history, {line.environment for _, rows in timed for line in rows})
         drawn = [_trend(history, row, one, rows, environments, filters.limit) for one, rows in timed]
@@ -194,8 +200,8 @@ def trends(history: Connection, row: Row, filters: Filters = ALL) -> tuple[list[
     return drawn, sorted(losses, key=lambda loss: loss.started)[-(filters.limit or len(losses)):]
 
 
-def _trend(history: Connection, row: Row, series: Any, rows: Sequence[Any], environments: dict[int, Environment],
-           limit: int | None) -> Trend:
+def _trend(history: Connection, row: Row, series: SeriesLine, rows: Sequence[PointLine],
+           environments: dict[int, Environment], limit: int | None) -> Trend:
     points = [_point(list(lines), environments) for _, lines in groupby(rows, key=lambda line: line.run)]
     points = points[-limit:] if limit else points
     found = change_points([point.median_ms for point in points])
@@ -204,17 +210,19 @@ def _trend(history: Connection, row: Row, series: Any, rows: Sequence[Any], envi
     return Trend(row=row, **rest, points=tuple(points), changes=changes)
 
 
-def _point(lines: Sequence[Any], environments: dict[int, Environment]) -> TrendPoint:
-    first, medians = lines[0], [line.median_ms for line in lines]
+def _point(lines: Sequence[PointLine], environments: dict[int, Environment]) -> TrendPoint:
+    first, medians = lines[0], [line.median_ms or 0.0 for line in lines]
+    if min(medians) <= 0.0:
+        raise Damaged(f"median_ms={min(medians)} is not a time")
     alone = len(lines) == 1
     counts = [line.num_samples for line in lines]
     clocks = [line.sm_mhz for line in lines if line.sm_mhz is not None]
     return TrendPoint(
         run_id=first.run_id, started=first.started, median_ms=statistics.median(medians),
         low_ms=first.ci_low_ms if alone else min(medians), high_ms=first.ci_high_ms if alone else max(medians),
-        num_samples=None if None in counts else sum(counts), processes=len(lines),
+        num_samples=None if None in counts else sum(count or 0 for count in counts), processes=len(lines),
         sm_mhz=statistics.median(clocks) if clocks else None, version=first.version, source_hash=first.source_hash,
-        environment=environments.get(first.environment), kernels=None,
+        environment=None if first.environment is None else environments.get(first.environment), kernels=None,
         records=tuple((line.run, line.place) for line in lines))
 
 
@@ -226,9 +234,8 @@ def _environments(history: Connection, keys: set[int | None]) -> dict[int, Envir
         bindparam("keys", expanding=True))
     found: dict[int, Environment] = {}
     for at in range(0, len(wanted), 500):
-        for row in history.execute(asked, {"keys": wanted[at : at + 500]}):
-            if (environment := environment_from(row.body)) is not None:
-                found[row.key] = environment
+        for line in fetch(history, EnvironmentLine, asked, {"keys": wanted[at : at + 500]}):
+            found[line.key] = environment_of(line)
     return found
 
 
@@ -247,9 +254,10 @@ def _explained(history: Connection, points: list[TrendPoint], found: ChangePoint
 def _with_kernels(history: Connection, point: TrendPoint) -> TrendPoint:
     import dataclasses
 
-    from sqlalchemy import text
-
     run, place = point.records[0]
-    body = history.execute(text("SELECT body FROM attnbench_records WHERE run = :run AND place = :place"),
-                           {"run": run, "place": place}).scalar_one()
-    return dataclasses.replace(point, kernels=tuple(json.loads(unpack(body))["kernels"]))
+    bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :run AND place = :place",
+                   {"run": run, "place": place})
+    kernels = data_within(bodies[0].body).get("kernels") if bodies else None
+    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+        raise Damaged("a point has no record of its own")
+    return dataclasses.replace(point, kernels=tuple(map(spelled, kernels)))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
-from attnbench.store.history.entry import SERIES, Entry, Identity, entry_of, unpack
+from attnbench.store.history.entry import SERIES, Entry, Identity, entry_of
+from attnbench.store.history.lines import BodyLine, HeadLine, KnownLine, data_within, fetch
 from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import VARIABLE, WHO, find_place, is_installed
 
@@ -76,8 +77,9 @@ def add_entry(history: Connection, entry: Entry) -> Outcome:
         if history.dialect.name == "postgresql":  # writers of one run wait for each other, those of others do not
             number = int.from_bytes(hashlib.sha256(entry.run["id"].encode()).digest()[:8], "big", signed=True)
             _do(history, "SELECT pg_advisory_xact_lock(:number)", {"number": number})
-        old = _do(history, 'SELECT "key", digest FROM attnbench_runs WHERE id = :id', {"id": entry.run["id"]}).first()
-        if old is not None:
+        there = fetch(history, KnownLine, 'SELECT "key", digest FROM attnbench_runs WHERE id = :id',
+                      {"id": entry.run["id"]})
+        for old in there:
             if old.digest == entry.run["digest"]:
                 return "unchanged"
             if _compared(history, old.key, entry) == "older":
@@ -86,7 +88,7 @@ def add_entry(history: Connection, entry: Entry) -> Outcome:
                 _do(history, f"DELETE FROM attnbench_{table} WHERE run = :key", {"key": old.key})
             _do(history, 'DELETE FROM attnbench_runs WHERE "key" = :key', {"key": old.key})
         _insert(history, entry)
-    return "added" if old is None else "grown"
+    return "grown" if there else "added"
 
 
 def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "older"]:
@@ -95,23 +97,24 @@ def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "
     Raises:
         UsageError: neither does.
     """
-    theirs = _do(history, 'SELECT head FROM attnbench_runs WHERE "key" = :key', {"key": key}).scalar_one()
-    bodies = _do(history, "SELECT body FROM attnbench_records WHERE run = :key", {"key": key}).scalars()
-    old_head, new_head = json.loads(unpack(theirs)), json.loads(unpack(entry.run["head"]))
-    old, new = {_measured(body) for body in bodies}, {_measured(body) for body in entry.bodies}
-    same = all(old_head[name] == new_head[name] for name in ("suite", "command", "started"))
+    [theirs] = fetch(history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE "key" = :key',
+                     {"key": key})
+    bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :key", {"key": key})
+    old_head, new_head = data_within(theirs.head), data_within(entry.run["head"])
+    old, new = {_measured(line.body) for line in bodies}, {_measured(body) for body in entry.bodies}
+    same = all(old_head.get(name) == new_head[name] for name in ("suite", "command", "started"))
     if same and old <= new:
         return "grown"
     if same and new < old:
         return "older"
-    what = f"{len(old - new)} rows that this one lacks" if same else f"started {old_head['started']}"
+    what = f"{len(old - new)} rows that this one lacks" if same else f"started {old_head.get('started')}"
     raise UsageError(refusal(WHO, "run", entry.run["id"], f"is the id of another run there, with {what}",
                              "a run of its own id; nothing was changed"))
 
 
-def _measured(body: bytes) -> tuple[str, str, int]:
-    row = json.loads(unpack(body))
-    return row["group"], row["backend"], row["replicate"]
+def _measured(body: bytes) -> tuple[str, str, str]:
+    row = data_within(body)
+    return str(row.get("group")), str(row.get("backend")), str(row.get("replicate"))
 
 
 def _insert(history: Connection, entry: Entry) -> None:
@@ -155,7 +158,7 @@ def _find(history: Connection, table: str, digests: Sequence[str]) -> dict[str, 
     asked = text(f'SELECT digest, "key" FROM attnbench_{table} WHERE digest IN :digests').bindparams(
         bindparam("digests", expanding=True))
     parts: Iterable[Sequence[str]] = (digests[at : at + CHUNK] for at in range(0, len(digests), CHUNK))
-    return {row.digest: row.key for part in parts for row in history.execute(asked, {"digests": part})}
+    return {row.digest: row.key for part in parts for row in fetch(history, KnownLine, asked, {"digests": part})}
 
 
 def _digest(identity: Identity | str) -> str:

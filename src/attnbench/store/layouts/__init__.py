@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnbench.errors import RunFileError, refusal, unknown
 from attnbench.store import scan
+from attnbench.store.files import is_file, is_folder
 from attnbench.store.layouts.base import Layout
 
 
@@ -34,7 +35,7 @@ def recognise(path: str | Path) -> Layout:
         RunFileError: it has none of ours, or there is no such file.
     """
     path = Path(path)
-    if not path.exists():
+    if not is_file(path) and not is_folder(path):
         raise RunFileError(refusal("import", "path", path, "does not exist", "a file of a seed's layout"))
     for name in layout_names():
         layout = load_layout(name)

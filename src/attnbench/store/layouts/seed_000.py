@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from attnbench.errors import RunFileError, UsageError, refusal
 from attnbench.record import Environment, Memory, Record, Run, Settings, Speedup
 from attnbench.store.figures import plain
-from attnbench.store.files import write_bytes
+from attnbench.store.files import is_folder, write_bytes
 from attnbench.store.layouts.base import (
     IMPORTED,
     Layout,
@@ -28,6 +28,7 @@ from attnbench.store.layouts.base import (
     read_text,
     timed,
 )
+from attnbench.store.parsing import parse
 from attnbench.store.split import part_path, split
 
 RESULTS = "benchmark_results.json"
@@ -82,7 +83,7 @@ class Seed000(Layout):
         Where the configurations of several cases are the same (they differ in precision, say), one file each.
         """
         path = Path(path)
-        if not path.suffix or path.is_dir():
+        if not path.suffix or is_folder(path):
             path /= RESULTS
         draw = _results if path.suffix == ".json" else self.console
         parts = _parts(run)
@@ -106,18 +107,15 @@ class Seed000(Layout):
     def recognises(self, path: Path) -> bool:
         """By its keys; a folder by holding the file."""
         try:
-            data = json.loads((path / RESULTS if path.is_dir() else path).read_text(encoding="utf-8"))
+            data = json.loads((path / RESULTS if is_folder(path) else path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(data, dict) and set(data) == set(KEYS)
 
     def read(self, path: str | Path) -> Run:
         """Both sides of each configuration become records `baseline` and `bsa`."""
-        place = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
-        try:
-            data = json.loads(read_text(place))
-        except (ValueError, RecursionError) as error:
-            raise RunFileError(refusal("import", "path", place, f"is not JSON ({error})", RESULTS)) from None
+        place = Path(path) / RESULTS if is_folder(path) else Path(path)
+        data = parse(read_text(place), f"import: {place}", RESULTS)
         if not isinstance(data, dict) or set(data) != set(KEYS) or not isinstance(data["results"], list):
             raise RunFileError(refusal("import", "path", place, "is not seed-000", f"the keys {', '.join(KEYS)}"))
         counts = [_count(str(place), name, data[name]) for name in KEYS[1:3]]

@@ -17,7 +17,7 @@ from attnbench.record import Rate, Record, Run, Speedup
 from attnbench.store.block import backend_name
 from attnbench.store.blocks import lost_of
 from attnbench.store.exports.base import harmless
-from attnbench.store.files import write_bytes
+from attnbench.store.files import is_file, write_bytes
 from attnbench.store.layouts.base import (
     IMPORTED,
     Layout,
@@ -64,9 +64,13 @@ class Seed001(Layout):
 
     def recognises(self, path: Path) -> bool:
         """A file whose first line is the header."""
-        if not path.is_file():
+        if not is_file(path):
             return False
-        with path.open("rb") as file:
+        try:
+            file = path.open("rb")
+        except OSError:
+            return False
+        with file:
             return file.readline(400).strip().lstrip(b"\xef\xbb\xbf") == ",".join(COLUMNS).encode()
 
     def read(self, path: str | Path) -> Run:

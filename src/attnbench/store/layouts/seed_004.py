@@ -16,7 +16,7 @@ from attnbench.errors import RunFileError, UsageError, refusal
 from attnbench.record import Memory, Rate, Record, Run, Speedup
 from attnbench.store.block import backend_name
 from attnbench.store.figures import plain
-from attnbench.store.files import write_bytes
+from attnbench.store.files import is_file, is_folder, write_bytes
 from attnbench.store.layouts.base import (
     Layout,
     imported_record,
@@ -59,7 +59,7 @@ class Seed004(Layout):
         path = Path(path)
         if path.suffix == ".json":
             contents = {path: _results(run)}
-        elif path.suffix and not path.is_dir():
+        elif path.suffix and not is_folder(path):
             contents = {path: self.console(run)}
         elif _is_comparison(run):
             contents = {path / TABLE: self.console(run)}
@@ -94,8 +94,8 @@ class Seed004(Layout):
 
     def recognises(self, path: Path) -> bool:
         """``results.json`` by its keys, a text by the headings, a folder by holding one of them."""
-        if path.is_dir():
-            return any((path / name).is_file() for name in (RESULTS, BLOCK, TABLE))
+        if is_folder(path):
+            return any(is_file(path / name) for name in (RESULTS, BLOCK, TABLE))
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -106,7 +106,7 @@ class Seed004(Layout):
         """Means and what follows from them; of a folder all its files that are the seed's."""
         path = Path(path)
         files = (
-            [path / name for name in (BLOCK, RESULTS, TABLE) if (path / name).is_file()] if path.is_dir() else [path]
+            [path / name for name in (BLOCK, RESULTS, TABLE) if is_file(path / name)] if is_folder(path) else [path]
         )
         if len(files) > 1 and files[0].name == BLOCK and files[1].name == RESULTS:
             del files[0]  # results.json has the same figures, and more digits of them

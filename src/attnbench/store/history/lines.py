@@ -1,0 +1,206 @@
+"""Lines of the tables, checked as they are read.
+
+SQLite keeps anything in any column, and a page that was damaged says anything at all: a value is believed
+when it has the type of its field, and nothing else reads a line of the database.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attnbench.errors import RunFileError
+from attnbench.record import Environment, from_dict
+from attnbench.store.history.entry import unpack
+from attnbench.store.history.faults import Damaged
+from attnbench.text import Spelled
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.sql import Executable
+
+LineT = TypeVar("LineT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLine(Spelled):
+    """A run without its text."""
+
+    id: str
+    started: str
+    suite: str
+    machine: str | None
+    num_records: int
+    outcomes: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadLine:
+    """Key and text of a run."""
+
+    key: int
+    head: bytes
+    num_records: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownLine:
+    """Key and digest of a run, a series or an environment."""
+
+    key: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NameLine:
+    """Id of a run."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyLine:
+    """A record's line of its run file, packed."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowLine(Spelled):
+    """A case and a backend."""
+
+    case_id: str
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesLine(Spelled):
+    """A row with its conditions."""
+
+    key: int
+    workload: str
+    case_id: str
+    backend: str
+    config: str | None
+    machine: str | None
+    timer: str | None
+    l2: str | None
+    regime: str | None
+    input: str | None
+    lock_clocks: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointLine(Spelled):
+    """A record's time in a series, or how it ended, with its run."""
+
+    run: int
+    place: int
+    run_id: str
+    started: str
+    environment: int | None
+    status: str
+    reason: str | None
+    median_ms: float | None
+    ci_low_ms: float | None
+    ci_high_ms: float | None
+    sm_mhz: float | None
+    num_samples: int | None
+    version: str | None
+    source_hash: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentLine:
+    """What points were measured on, as JSON."""
+
+    key: int
+    body: str
+
+
+def fetch(history: Connection, kind: type[LineT], statement: str | Executable, values: Mapping[str, Any]
+          ) -> list[LineT]:  # fmt: skip
+    """The lines of an answer.
+
+    Args:
+        history: open, within a transaction.
+        kind: what a line is; other columns of the answer are left out.
+        statement: SQL, or what SQLAlchemy made of it.
+        values: of its parameters.
+
+    Raises:
+        Damaged: a value is not of its field's type; the message names it.
+    """
+    from sqlalchemy import text
+
+    asked = text(statement) if isinstance(statement, str) else statement
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    found = []
+    for row in history.execute(asked, values).mappings():
+        line = {name: row[name] for name in names if name in row}
+        for name, value in line.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise Damaged(f"{name}={value} is not a number")
+        try:
+            found.append(from_dict(kind, line, "column"))
+        except RunFileError as error:
+            raise Damaged(str(error)) from None
+    return found
+
+
+def outcomes_of(line: RunLine) -> dict[str, int]:
+    """How many records of a run ended how.
+
+    Raises:
+        Damaged: the column does not say that.
+    """
+    counts = _parsed(line.outcomes, "outcomes")
+    if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+        raise Damaged("outcomes are no counts")
+    return counts
+
+
+def environment_of(line: EnvironmentLine) -> Environment:
+    """The environment that points were measured in.
+
+    Raises:
+        Damaged: the column holds none.
+    """
+    try:
+        return from_dict(Environment, _parsed(line.body, "environment"), "environment")
+    except RunFileError as error:
+        raise Damaged(str(error)) from None
+
+
+def text_within(packed: bytes) -> str:
+    """A text that `entry.pack` made small.
+
+    Raises:
+        Damaged: the bytes are not those.
+    """
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+
+
+def data_within(packed: bytes) -> dict[str, Any]:
+    """The JSON object in such a text.
+
+    Raises:
+        Damaged: it is none.
+    """
+    data = _parsed(text_within(packed), "text")
+    if not isinstance(data, dict):
+        raise Damaged("a line is no object")
+    return data
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"its {what} is not JSON") from None
