@@ -34,7 +34,7 @@ UNSHOWN = re.compile(
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # unseen, and what XML and so a workbook may not hold
     "]"
 )
-SECRET_IN_URL = re.compile(r"(\w[\w+.-]*:/+[^\s:/@?#]*):\S*@")
+SECRET_IN_URL = re.compile(r"(?<![\w+.-])(\w[\w+.-]*:/+[^\s:/@?#]*):\S*@")
 "Also with one slash: a URL that was taken for a path has lost the other."
 SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
 HIDDEN = r"\1:***@"

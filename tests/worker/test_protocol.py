@@ -16,7 +16,6 @@ from attnbench.record import Record, Status
 from attnbench.sweep.run import execute
 from attnbench.worker import process
 from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
-from attnbench.worker.outcome import without_paths
 from attnbench.worker.process import Loss, Worker
 from attnbench.worker.protocol import TURN, parse
 
@@ -220,16 +219,3 @@ def test_without_either_the_answer_is_one_line(monkeypatch):
 def test_parse_refuses_bytes_that_are_no_text():
     with pytest.raises(WorkerError, match="is not JSON"):
         parse(b"\xff\xfe{}")
-
-
-@pytest.mark.parametrize(("text", "plain"), [
-    ("no file /home/me/a b", "no file a b"),
-    ("('/usr/lib/x.so', 1)", "('x.so', 1)"),
-    ("~/models/y.pt is missing", "y.pt is missing"),
-    ("GB/s and 1/2/3 and a / b", "GB/s and 1/2/3 and a / b"),
-    ("see https://pytorch.org/docs/stable", "see https://pytorch.org/docs/stable"),
-    ("src/kernel.cu:12", "src/kernel.cu:12"),
-    ("expected [4, 2]/[8, 2]", "expected [4, 2]/[8, 2]"),
-])
-def test_records_name_no_folder(text, plain):
-    assert without_paths(text) == plain

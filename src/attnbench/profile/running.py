@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnbench.errors import Unavailable
 from attnbench.machine import child
-from attnbench.worker.outcome import without_paths
+from attnbench.worker.private import without_paths
 
 NOTHING = "No kernels were profiled"
 """ncu says it after whatever went wrong, too."""

@@ -22,8 +22,9 @@ from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, S
 from attnbench.store.derive import derive
 from attnbench.store.runfile import Writer
 from attnbench.worker.blame import HARNESS, Word
-from attnbench.worker.outcome import repro, without_paths
+from attnbench.worker.outcome import repro
 from attnbench.worker.parts import joined, moved, rounds_taken
+from attnbench.worker.private import without_paths
 from attnbench.worker.process import Loss, Worker
 
 MOST_LOSSES = 3

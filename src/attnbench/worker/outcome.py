@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import shlex
 import statistics
 import traceback
@@ -30,6 +29,7 @@ from attnbench.record import (
     Work,
     Yardstick,
 )
+from attnbench.worker.private import without_paths
 from attnbench.worker.source import hash_of
 from attnbench.workloads.base import Workload, load_workload
 
@@ -66,7 +66,7 @@ class RecordBuilder:
 
     def failed(self, status: Status, reason: str) -> Record:
         """A record without a time."""
-        return self._record(status=status, reason=without_paths(install_line(reason)), errors=self.errors)
+        return self._record(status=status, reason=install_line(reason), errors=self.errors)
 
     def oom(self, memory_bytes: int | None, words: str = "although alone") -> Record:
         """Out of memory; says what would fit."""
@@ -97,10 +97,12 @@ class RecordBuilder:
         return Work(flops=work.flops, bytes=work.bytes, executed_flops=self.executed_flops)
 
     def _record(self, **fields: Any) -> Record:
-        fields.setdefault("notes", tuple(self.notes))
+        fields["notes"] = tuple(map(without_paths, fields.get("notes", self.notes)))
+        fields["reason"] = without_paths(reason) if (reason := fields.get("reason")) else None
+        version = without_paths(self.version) if isinstance(self.version, str) else self.version
         return Record(
             workload=self.group.workload, case=self.group.case, case_id=self.group.case_id, group=self.group.group,
-            replicate=self.group.replicate, backend=self.name, version=self.version, config=self.config,
+            replicate=self.group.replicate, backend=self.name, version=version, config=self.config,
             source_hash=self.source_hash, repro=repro(self.group, self.settings, self.name, self.files), **fields,
         )
 
@@ -169,13 +171,8 @@ def reason_of(error: BaseException, phase: str) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split()) or "no message"
+    text = without_paths(" ".join(str(error).split())) or "no message"
     return f"{type(error).__name__} during {phase}: {text[:400]}{where}"
-
-
-def without_paths(text: str) -> str:
-    """`text` with the last name of every absolute path: records name no folder of the machine."""
-    return re.sub(r"(?<![\w./:~-])~?/(?:[^\s/'\",:;()]+/)+", "", text)
 
 
 def source_hash(backend: Backend) -> str | None:

@@ -21,7 +21,7 @@ from attnbench.errors import RunFileError, WorkerError
 from attnbench.machine import child
 from attnbench.record import Environment, PlannedGroup, Record, Settings, Status, from_dict
 from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
-from attnbench.worker.outcome import without_paths
+from attnbench.worker.private import without_paths
 from attnbench.worker.protocol import PARENT, TURN, parse, send
 
 POLL_S = 0.1
