@@ -3,9 +3,7 @@
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
 A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
 This module imports nothing of ours but `errors` and `text`, and no torch: reports are read on laptops.
-
-What is read from a file passes through here, so here is checked what later becomes part of a path or of a page:
-the id of a run and the names of a case's axes have a pattern; every other text is `text.spelled`.
+Whatever a file says passes through here: ids and names of axes are checked, other texts `text.spelled`.
 """
 
 from __future__ import annotations
@@ -386,21 +384,15 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if set(map(type, data)) <= _plain(args[0]):  # the hot path: raw samples
             return tuple(data)
         return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
-    if origin in (Mapping, dict) and isinstance(data, Mapping):
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
     if origin is not None and hasattr(origin, "__mro__") and issubclass(origin, Mapping) and isinstance(data, Mapping):
         return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
-    if origin is Literal:
-        if data in args:
-            return data
-        raise RunFileError(f"{where}: {shown(data)} is not known; one of {', '.join(map(str, args))}")
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, StrEnum)):
+        choices = args if origin is Literal else tuple(hint)
+        if data in choices:
+            return choices[choices.index(data)]
+        raise RunFileError(f"{where}: {shown(data)} is not known; one of {', '.join(map(str, choices))}")
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_dict(hint, data, where)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        try:
-            return hint(data)
-        except ValueError:
-            raise RunFileError(f"{where}: {shown(data)} is not known; one of {', '.join(hint)}") from None
     if hint is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
     if isinstance(hint, type) and type(data) is hint:

@@ -86,9 +86,9 @@ def test_the_own_folders_go_whatever_letters_they_have(tmp_path, monkeypatch):
     odd = tmp_path / "is that (mine), or; not?" / "x.so and y"
     odd.mkdir(parents=True)
     monkeypatch.chdir(odd)
-    assert without_paths(f"cannot open {odd}/kernels/a.cu") == "cannot open kernels/a.cu"
+    assert without_paths(f"cannot open {odd}/kernels/a.cu") == "cannot open a.cu"
     monkeypatch.setenv("HOME", str(odd.parent))
-    assert without_paths(f"in {odd.parent}//.cache/b") == "in .cache/b"
+    assert without_paths(f"in {odd.parent}//.cache/b") == "in b"
 
 
 def test_user_and_host_are_not_named(monkeypatch):

@@ -191,7 +191,7 @@ def _check(item: Record, where: str) -> None:
         _check_yardstick(yardstick, item.time, f"{where}.yardsticks.{name}")
     if isinstance(item.power_w, PowerSeries):
         for name in ("at_s", "watts", "celsius"):
-            _check_series(item.power_w, name, f"{where}.power_w", len(item.power_w.at_s))
+            _check_beside(item.power_w, name, f"{where}.power_w", len(item.power_w.at_s))
 
 
 def _check_samples(time: Time, where: str) -> None:
@@ -199,7 +199,7 @@ def _check_samples(time: Time, where: str) -> None:
         value = getattr(time, name)
         if value is not None and not 0 <= value < LONGEST_MS:
             raise RunFileError(f"{where}.{name}={value} is not a time; a number of milliseconds, 0 or more")
-    _check_sampled(time, where, ("rounds", "at_s", "sm_mhz"))
+    _check_series(time, where, ("rounds", "at_s", "sm_mhz"))
 
 
 def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> None:
@@ -211,19 +211,20 @@ def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> Non
     if not yardstick.samples_ms or len(yardstick.rounds) != len(yardstick.samples_ms):
         counts = f"{len(yardstick.samples_ms)} samples in {len(yardstick.rounds)} rounds"
         raise RunFileError(f"{where} has {counts}; at least one, each with its round")
-    _check_sampled(yardstick, where, ("sm_mhz",))
+    _check_series(yardstick, where, ("sm_mhz",))
 
 
-def _check_sampled(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
+def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
     for index, sample in enumerate(item.samples_ms):
         if not 0 <= sample < LONGEST_MS:
             raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
     for name in beside:
-        _check_series(item, name, where, len(item.samples_ms))
+        _check_beside(item, name, where, len(item.samples_ms))
 
 
-def _check_series(of: Time | Yardstick | PowerSeries, name: str, where: str, wanted: int) -> None:
-    values = getattr(of, name)
+def _check_beside(item: Time | Yardstick | PowerSeries, name: str, where: str, wanted: int) -> None:
+    """Refuse a series that does not stand beside samples, or holds what cannot be."""
+    values = getattr(item, name)
     if values and len(values) != wanted:
         raise RunFileError(f"{where}.{name} has {len(values)} values; none or as many as samples, {wanted}")
     least, most = SERIES.get(name, (-math.inf, math.inf))

@@ -62,7 +62,7 @@ def without_paths(text: str) -> str:
 
 def _without_folders(text: str) -> str:
     for folder in _own_folders():
-        text = folder.sub("", text)
+        text = folder.sub("/_/", text)  # a folder of plain letters, which goes with those behind it
     text = QUOTED.sub(lambda match: match["quote"], text)
     text = HOME.sub("~", HOME_OF_WINDOWS.sub("~", text))
     text = WINDOWS.sub("", text)
