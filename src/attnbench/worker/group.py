@@ -25,7 +25,7 @@ from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
-from attnbench.worker.entry import Entry, backend_for, globals_kept, guilty_of
+from attnbench.worker.entry import Entry, backend_for, executed_flops, globals_kept, guilty_of, log_watched, notes_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.protocol import TURN
@@ -172,11 +172,13 @@ class GroupRun:
         """Open one backend and see it through everything that is done alone: open, full, or ended."""
         builder = entry.builder
         try:
-            with globals_kept([builder]):
+            with globals_kept([builder]), log_watched(self.page, [builder]):
                 self._first_call(entry)
                 outcome = self._examined(examine, entry, "check")
                 if outcome.ok:
                     self._memory(entry)
+                    outcome = self._inputs_kept("while its memory was measured")
+                if outcome.ok:
                     return "open"
             status, reason = Status.INCORRECT, outcome.reason
         except (Unsupported, Unavailable) as why:
@@ -196,6 +198,7 @@ class GroupRun:
         return "ended"
 
     def _first_call(self, entry: Entry) -> None:
+        builder = entry.builder
         detail = ": compiling" if entry.backend.compiles else ""
         self._turn(entry.index, f"set-up{detail}")
         entry.held_bytes = allocated(self.device)
@@ -204,7 +207,7 @@ class GroupRun:
         synchronize(self.device)
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
         entry.session_bytes = allocated(self.device) - entry.held_bytes
-        entry.builder.note(*entry.launch.notes)
+        builder.note(*notes_of(builder.name, entry.launch))
         self.page.say(entry.index, f"first call{detail}")
         started = time.perf_counter()
         entry.run_once(self.case.mode)
@@ -227,6 +230,11 @@ class GroupRun:
     def _terms(self, entry: Entry) -> dict[str, Any]:
         return {"variant": entry.backend.variant, "budget": entry.backend.budget(self.case),
                 "announce": lambda phase: self.page.say(entry.index, phase)}
+
+    def _inputs_kept(self, words: str) -> Outcome:
+        """Whether the inputs are what they were; they are put back where not."""
+        names = self.references.first.changed() if self.settings.check else []
+        return Outcome(not names, f"changed inputs: {', '.join(names)} ({words})" if names else None)
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
@@ -294,7 +302,8 @@ class GroupRun:
             seed=settings.seed,
         )
         indices = [entry.index for entry in part]
-        with globals_kept([entry.builder for entry in part], "while the group was sampled: "):
+        builders, words = [entry.builder for entry in part], "while the group was sampled: "
+        with globals_kept(builders, words), log_watched(self.page, builders, words):
             subjects = [self._subject(entry) for entry in part]
             self._turn(HARNESS, "sampling")
             group = sample(subjects, device=self.device, plan=plan,
@@ -324,7 +333,11 @@ class GroupRun:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             phases = {} if entry.repeated else self._phases(entry)
-            builder.executed_flops = launch.executed_flops
+            outcome = self._inputs_kept("by its phases")
+            if not outcome.ok:
+                self._end(entry, Status.INCORRECT, outcome.reason)
+                return None
+            builder.executed_flops = executed_flops(builder.name, launch)
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
@@ -385,14 +398,18 @@ class GroupRun:
         """Close a session that was measured; what its closing raises is held against it."""
         entry.launch = None
         self._turn(entry.index, "closing")
+        reason: str | None
         try:
             entry.closing.close()
             synchronize(self.device)
         except Exception as error:  # the edge: see _open
             reason = reason_of(error, "closing")
             raise_if_lost(self.device, entry.index, "closing", reason)
-            if not entry.ended:
-                self._end(entry, Status.FAILED, reason)
+            status = Status.FAILED
+        else:
+            status, reason = Status.INCORRECT, self._inputs_kept("when it was closed").reason
+        if reason is not None and not entry.ended:
+            self._end(entry, status, reason)
 
     def _abandon(self, entry: Entry) -> None:
         """Close a session that failed, whose reason is known: what its closing raises is a note."""
