@@ -12,6 +12,7 @@ from attnbench.workloads.base import load_workload
 FAKES = Path(__file__).parent
 MISBEHAVING = str(FAKES / "misbehaving.py")
 LEAVING = str(FAKES / "leaving.py")
+UNTIDY = str(FAKES / "untidy.py")
 HARMFUL = str(FAKES / "harmful.py")
 
 CASES = (

@@ -34,14 +34,6 @@ def test_a_write_past_a_tensor():
     assert note.startswith("passes alone; in a process with others: incorrect: ")
 
 
-def test_a_harmful_baseline_is_left_out():
-    found = by_name(measured("writes-past-a-tensor", "reads-its-own", baseline="writes-past-a-tensor"))
-    assert {record.status for record in found.values()} == {Status.PASSED}
-    assert not found["reads-its-own"].speedup
-    assert any(note.startswith("measured without writes-past-a-tensor: in one process with it, reads-its-own incorrect")
-               for note in found["reads-its-own"].notes)
-
-
 @pytest.fixture(scope="module")
 def together() -> dict[str, Record]:
     """Records of one worker by name, before any is tried alone."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from attnbench.check.globals import is_stuck
 from attnbench.errors import NothingToRun
 from attnbench.machine.clocks import locked_clocks
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status
@@ -186,6 +187,8 @@ class Execution(AbstractContextManager["Execution"]):
         if not isinstance(result, Loss):
             self.sampling_s += result
             if not missing:
+                if any(is_stuck(note) for record in found.values() for note in record.notes):
+                    self._end_worker()
                 return Sitting(part.backends, found, None, alone)
             said = Word(0, names.index(missing[0]), "sample")
             result = Loss(Status.CRASHED, said, f"the worker said it was done and has no record of {missing[0]}")

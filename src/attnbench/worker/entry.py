@@ -17,6 +17,7 @@ from attnbench.check.globals import GlobalState
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 from attnbench.measure.subject import Misleading
 from attnbench.measure.timer import Untimed
+from attnbench.record import Record
 from attnbench.worker.blame import BlamePage, Word
 from attnbench.worker.outcome import RecordBuilder
 from attnbench.worker.supervisor import KEPT
@@ -47,6 +48,8 @@ class Entry:
     "to be measured with nobody else open"
     repeated: bool = False
     "the baseline once more, beside those of a later part: how it ends here is not its record"
+    record: Record | None = None
+    "the last that was told"
     ended: bool = False
     "with a record that is not passed"
 
@@ -106,13 +109,15 @@ def executed_flops(name: str, launch: Launch) -> int | None:
 
 
 @contextmanager
-def globals_kept(builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
-    """Put settings back that the block leaves changed, with a note for each of the builders."""
+def globals_kept(
+    builders: Sequence[RecordBuilder], words: str = "", *, but: frozenset[str] = frozenset()
+) -> Iterator[None]:
+    """Put settings back that the block leaves changed, `but` some, with a note for each of the builders."""
     before = GlobalState.capture()
     try:
         yield
     finally:
-        notes = [words + note for note in before.restore()]
+        notes = [words + note for note in before.restore(but=but)]
         for builder in builders:
             builder.note(*notes)
 

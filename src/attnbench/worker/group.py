@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Machine
+from attnbench.backends.base import Backend, Machine
 from attnbench.check.examine import Outcome, examine, recheck
-from attnbench.check.globals import GlobalState
+from attnbench.check.globals import ON_IMPORT, GlobalState, is_stuck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
@@ -24,7 +25,7 @@ from attnbench.measure.times import to_time
 from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.device import allocated, raise_if_lost, release, tidy
+from attnbench.worker.device import Stuck, allocated, raise_if_lost, release, tidy
 from attnbench.worker.entry import Entry, backend_for, executed_flops, globals_kept, guilty_of, log_watched, notes_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
@@ -71,8 +72,8 @@ class GroupRun:
         Raises:
             ContextLost: a backend left the GPU unusable.
         """
-        state = GlobalState.capture()
         entries = [entry for index, name in enumerate(self.group.backends) if (entry := self._probe(index, name))]
+        state = GlobalState.capture()
         # The sampler compares with its first.
         entries.sort(key=lambda entry: entry.builder.name != self.settings.baseline)
         waiting = entries if entries and self._prepared(entries) else []
@@ -93,24 +94,40 @@ class GroupRun:
         self._turn(index, "probe")
         builder = RecordBuilder(
             self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files)
+        entry: Entry | None = None
         try:
-            backend = backend_for(name, self.case, self.files)
-            builder.of(backend)
-            if self.machine.device not in backend.devices:
-                wanted = " and ".join(backend.devices)
-                raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
-            backend.probe()
-            backend.check(self.case, self.machine)
-            if backend.variant not in self.workload.variants:
-                # Found only when its oracle is asked for, it would take the group's other backends along.
-                raise unknown(name, "variant", backend.variant, self.workload.variants)
+            with globals_kept([builder], but=ON_IMPORT):
+                entry = Entry(index=index, backend=self._found(name, builder), builder=builder)
         except (Unavailable, Unsupported) as why:
             self.on_record(builder.failed(Status.SKIPPED, str(why)))
         except Exception as error:  # the edge: whatever a backend raises becomes its record
             self.on_record(builder.failed(Status.FAILED, reason_of(error, "probe")))
-        else:
-            return Entry(index=index, backend=backend, builder=builder)
-        return None
+        self._fit_for_others(index, "probe", builder)
+        return entry
+
+    def _found(self, name: str, builder: RecordBuilder) -> Backend:
+        """The backend of a name, once it says that it can take the case."""
+        backend = backend_for(name, self.case, self.files)
+        builder.of(backend)
+        if self.machine.device not in backend.devices:
+            wanted = " and ".join(backend.devices)
+            raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
+        backend.probe()
+        backend.check(self.case, self.machine)
+        if backend.variant not in self.workload.variants:
+            # Found only when its oracle is asked for, it would take the group's other backends along.
+            raise unknown(name, "variant", backend.variant, self.workload.variants)
+        return backend
+
+    def _fit_for_others(self, index: int, phase: str, *builders: RecordBuilder) -> None:
+        """End the worker where a backend changed what cannot be put back, unless nobody else is to be measured.
+
+        Raises:
+            Stuck: it did.
+        """
+        notes = [note for builder in builders for note in builder.notes if is_stuck(note)]
+        if notes and len(self.group.backends) > 1:
+            raise Stuck(index, phase, notes[0])
 
     def _prepared(self, entries: Sequence[Entry]) -> bool:
         """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
@@ -155,6 +172,7 @@ class GroupRun:
                 rest.append(entry)
                 continue
             outcome = self._open(entry, alone=not part)
+            self._fit_for_others(entry.index, "set-up", entry.builder)
             if outcome == "open":
                 part = [*part, entry] if part else [*self._baseline_beside(entry), entry]
             elif outcome == "full":
@@ -254,11 +272,12 @@ class GroupRun:
         """Sample the sessions of a part; those that are to be measured once more, each by itself."""
         if not self.settings.measure:
             for entry in part:
-                self.on_record(entry.builder.passed_check())
+                self._tell(entry, entry.builder.passed_check())
             return []
         started = time.perf_counter()
         self.began_s = started if self.began_s is None else self.began_s
         left, group, apart = self._sampled(part)
+        self._fit_for_others(HARNESS, "sampling", *(entry.builder for entry in part))
         if self.settings.check and len(left) > 1 and self.references.first.changed():
             # Nobody knows whose doing it was.
             return apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
@@ -288,6 +307,8 @@ class GroupRun:
                 return [], None, apart
             left.remove(guilty)
             self._abandon(guilty)
+            if self.settings.check:
+                self.references.second.changed()  # it may have ended in the middle of an inspection
             if full and left and not guilty.repeated:
                 apart.append(guilty.again(by_itself=True))
             else:
@@ -332,7 +353,8 @@ class GroupRun:
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
-            phases = {} if entry.repeated else self._phases(entry)
+            with globals_kept([builder], "by its phases: "):
+                phases = {} if entry.repeated else self._phases(entry)
             outcome = self._inputs_kept("by its phases")
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)
@@ -355,7 +377,8 @@ class GroupRun:
             record = joined(self.baseline[1], record)
         if builder.name == self.settings.baseline:
             self.baseline = entry, record
-        self.on_record(record)
+        self._tell(entry, record)
+        self._fit_for_others(entry.index, "phase", builder)
         return record
 
     def _phases(self, entry: Entry) -> dict[str, Any]:
@@ -390,18 +413,24 @@ class GroupRun:
             return
         builder = entry.builder
         if status is Status.OOM:
-            self.on_record(builder.oom(self.machine.memory_bytes, oom))
+            self._tell(entry, builder.oom(self.machine.memory_bytes, oom))
         else:
-            self.on_record(builder.failed(status, reason or status.value))
+            self._tell(entry, builder.failed(status, reason or status.value))
+
+    def _tell(self, entry: Entry, record: Record) -> None:
+        entry.record = record
+        self.on_record(record)
 
     def _close(self, entry: Entry) -> None:
         """Close a session that was measured; what its closing raises is held against it."""
         entry.launch = None
         self._turn(entry.index, "closing")
         reason: str | None
+        known = len(entry.builder.notes)
         try:
-            entry.closing.close()
-            synchronize(self.device)
+            with globals_kept([entry.builder], "when it was closed: "):
+                entry.closing.close()
+                synchronize(self.device)
         except Exception as error:  # the edge: see _open
             reason = reason_of(error, "closing")
             raise_if_lost(self.device, entry.index, "closing", reason)
@@ -410,13 +439,17 @@ class GroupRun:
             status, reason = Status.INCORRECT, self._inputs_kept("when it was closed").reason
         if reason is not None and not entry.ended:
             self._end(entry, status, reason)
+        elif entry.record is not None and (notes := entry.builder.notes[known:]):
+            self._tell(entry, dataclasses.replace(entry.record, notes=(*entry.record.notes, *notes)))
+        self._fit_for_others(entry.index, "closing", entry.builder)
 
     def _abandon(self, entry: Entry) -> None:
         """Close a session that failed, whose reason is known: what its closing raises is a note."""
         entry.launch = None
         self._turn(entry.index, "closing")
         try:
-            entry.closing.close()
+            with globals_kept([entry.builder], "when it was closed: "):
+                entry.closing.close()
         except Exception as error:  # the edge: see _open
             entry.builder.note(f"closing it raised {type(error).__name__}")
         release(self.device)

@@ -17,7 +17,7 @@ from attnbench.machine.fingerprint import environment
 from attnbench.machine.neighbours import Neighbours
 from attnbench.record import PlannedGroup, Record, Settings, Status, from_dict, to_dict
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.device import ContextLost
+from attnbench.worker.device import ContextLost, Stuck
 from attnbench.worker.group import GroupRun
 from attnbench.worker.outcome import without_paths
 from attnbench.worker.protocol import PARENT, parse, send
@@ -47,8 +47,9 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
             try:
                 sampling_s = _carry_out(message, device, machine, neighbours, page, answers)
             except ContextLost as lost:
-                send(answers, say="lost", index=lost.index, phase=lost.phase, reason=str(lost))
-                # The context answers nothing any more: an orderly exit would hang in its destructors.
+                say = "stuck" if isinstance(lost, Stuck) else "lost"
+                send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
+                # A lost context answers nothing any more: an orderly exit would hang in its destructors.
                 os._exit(0)
             page.say(HARNESS, "idle")
             # What is alive now (torch above all) stays: later collections need not walk it (0.1 s each).
