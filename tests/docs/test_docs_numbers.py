@@ -17,6 +17,7 @@ from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
 from attnbench.verdict import diff
 from attnbench.verdict.contrast import MACHINE
+from attnbench.worker.supervisor import KEPT
 from made_up_run import make_case, make_group, make_lost, make_run
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:-\d[\d.]*)?\s?(?:[µumn]?s|%|per cent|TFLOP/s|[GT]B/s|x|×|[KMG]i?B|[MG]Hz|W|"
@@ -33,6 +34,7 @@ EXPLAINED = {
         "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",
         f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN",
         f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE"},
+    "docs/correctness.md": {f"{KEPT >> 10} KiB": "worker.supervisor.KEPT"},
     "docs/tuning.md": {
         "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.racing.CLOSE",
         f"{100 * Rules().risk:g} %": "stats.racing.Rules", f"{100 * Rules().share:g} %": "stats.racing.Rules"},

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from small_runs import MISBEHAVING
+from small_runs import LEAVING, MISBEHAVING
 
 from attnbench.store.runfile import read
 from attnbench.sweep.run import Event, execute
@@ -26,6 +26,7 @@ if __name__ == "__main__":
             signal.pause()
 
     try:
-        execute(read(path.with_suffix(".plan")), path=path, backend_files=[MISBEHAVING], on_event=on_event)
+        execute(read(path.with_suffix(".plan")), path=path, backend_files=[MISBEHAVING, LEAVING],
+                on_event=on_event)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -11,6 +11,9 @@ from attnbench.workloads.base import load_workload
 
 FAKES = Path(__file__).parent
 MISBEHAVING = str(FAKES / "misbehaving.py")
+LEAVING = str(FAKES / "leaving.py")
+UNTIDY = str(FAKES / "untidy.py")
+HARMFUL = str(FAKES / "harmful.py")
 
 CASES = (
     {"batch": 1, "seqlen": 15, "seqlen_k": 33, "nheads": 2, "headdim": 16, "causal": True, "dtype": "fp32"},

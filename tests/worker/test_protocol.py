@@ -15,7 +15,7 @@ from attnbench.errors import NothingToRun, WorkerError
 from attnbench.record import Record, Status
 from attnbench.sweep.run import execute
 from attnbench.worker import process
-from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
+from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
 from attnbench.worker.process import Loss, Worker
 from attnbench.worker.protocol import TURN, parse
 from waiting import Clock
@@ -103,7 +103,7 @@ def test_half_a_line_is_no_message(worker):
     half = '{"say": "record", "record": {"workload": "atte'
     result, records, _ = measure(worker(f"word(0, 'check: first data')\nraw({half!r})\nos._exit(0)"))
     assert (result.reason, records) == ("ended the process with exit code 0 during check: first data", [])
-    assert result.word.alone
+    assert result.word.index == 0
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -135,10 +135,11 @@ def test_the_last_line_of_the_log_is_of_the_turn_and_names_no_folder(worker):
     noise = "sys.stderr.write('x' * 200_000 + chr(10))\n"
     turn = f"sys.stderr.write('{TURN} first call' + chr(10))\n"
     end = "word(0, 'first call')\nos._exit(1)"
-    assert loss_of(worker(noise + turn + end))[3] == "ended the process with exit code 1 during first call"
+    assert loss_of(worker(noise + turn + end))[3] == (
+        "ended the process with exit code 1 during first call; "
+        "it printed 200038 bytes, of which the last 65536 are kept")
     cause = "sys.stderr.write('/home/me/src/kernel.cu:12: no memory at /tmp/me/x.so' + chr(10))\n"
-    assert loss_of(worker(noise + turn + cause + end))[3].endswith(
-        "; its last line was: kernel.cu:12: no memory at x.so")
+    assert loss_of(worker(turn + cause + end))[3].endswith("; its last line was: kernel.cu:12: no memory at x.so")
 
 
 class OfWords(Clock):
@@ -242,7 +243,24 @@ def test_without_either_the_answer_is_one_line(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/nowhere/at/all")
     with pytest.raises(NothingToRun, match=r"^worker: TMPDIR=/nowhere/at/all gives no folder for temporary files \(No "
                                            r"such file or directory\); a folder you may write to$"):
-        nameless_file()
+        shared_memory(1)
+
+
+def test_the_page_cannot_be_cut_which_would_end_the_parent():
+    page = BlamePage.create()
+    with pytest.raises(PermissionError):
+        os.ftruncate(page.handle, 0)
+    assert page.read().phase == "start"
+    page.close()
+
+
+def test_what_a_backend_scribbles_on_the_page_is_not_shown():
+    page = BlamePage.create()
+    page._page[: 60] = b"\xff" * 60
+    assert page.read() == Word(2**64 - 1, -1, "")
+    page.say(7, "a\x1b[31m\nb\0c")
+    assert page.read() == Word(2, 7, "a[31mb")
+    page.close()
 
 
 def test_parse_refuses_bytes_that_are_no_text():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +48,17 @@ class Budget:
 
     factor: float = 2.0
     relative: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no error can be held against.
+
+        Raises:
+            UsageError: a number that is infinite, no number or negative.
+        """
+        for name in ("factor", "relative"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise UsageError(refusal("budget", name, value, "cannot be used", "a finite number, at least 0"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,14 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
 
 
 def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
-    """The run that --resume names, and its file.
+    """The run that --resume names, without what a signal from outside ended, and its file.
 
     Raises:
         UsageError: it cannot be found or read, or flags ask for something else than it.
     """
     from attnbench.cli.saved import find_run
     from attnbench.store.runfile import read
+    from attnbench.sweep.group import without_interrupted
 
     who = f"attnbench {verb}"
     name_checkouts(args.path or (), who)
@@ -92,7 +93,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     if missing:
         raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
                                  f"--backends {missing[0]}", "give the file again"))
-    return run, path
+    return without_interrupted(run), path
 
 
 def check_settings(run: Run) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -80,6 +82,30 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, spelled(text).encode())
 
 
+def remove_drafts(path: str | Path) -> None:
+    """Remove what processes that were killed while they wrote `path` have left beside it."""
+    path = Path(path).resolve()
+    with contextlib.suppress(OSError):
+        for draft in path.parent.iterdir():
+            writer = re.fullmatch(re.escape(_draft(path, "")) + r"(\d+)\.tmp", draft.name)
+            if writer and not _is_running(int(writer[1])):
+                draft.unlink(missing_ok=True)
+
+
+def _draft(path: Path, rest: str) -> str:
+    return f".{path.name[:200]}.{rest}"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def write_stdout(data: bytes) -> None:
     """Hand `data` to stdout as a file would have it, whatever the letters of the terminal."""
     sys.stdout.flush()
@@ -97,7 +123,7 @@ def _check_unlocked(path: Path) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    draft = path.with_name(_draft(path, f"{os.getpid()}.tmp"))
     try:
         with draft.open("wb") as file:
             file.write(data)

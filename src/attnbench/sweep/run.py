@@ -1,36 +1,29 @@
 """A run carried out: group after group in a worker, written after each, resumed where it stopped.
 
-When a worker dies or hangs, the backend its blame page names gets the record.  Blame for what was
-done alone (`blame.ALONE`) stands at once.  Blame from sampling may be another's, because the GPU
-reports late: that backend is measured once alone, and if it passes there, every backend of the group
-is measured by itself beside the baseline.
+`sweep.group` says what happens when a backend fails or its worker is lost.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from attnbench.check.globals import is_stuck
 from attnbench.errors import NothingToRun
 from attnbench.machine.clocks import locked_clocks
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status
 from attnbench.store.derive import derive
+from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import Writer
+from attnbench.sweep.group import Confirmed, GroupOnItsWay, Sitting, accepted
 from attnbench.worker.blame import HARNESS, Word
 from attnbench.worker.outcome import repro
-from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.private import without_paths
 from attnbench.worker.process import Loss, Worker
-
-MOST_LOSSES = 3
-"""Workers lost in one group with nobody to blame before the group is given up."""
-
-APART = "measured apart: in a group with the others a worker was lost and nobody failed alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +79,16 @@ class Execution(AbstractContextManager["Execution"]):
     ) -> None:
         self.run, self.files, self.on_event = run, files, on_event
         self.writer = Writer(path) if path else None
+        if path:
+            remove_drafts(path)
         self.worker: Worker | None = None
         self.total = sum(len(group.backends) for group in run.plan)
         self.sampling_s = 0.0
-        self.done: dict[str, Record] = {}
-        "final records of the group in flight"
+        self.touched: set[str] = set()
+        "backends that the worker was asked for"
+        self.confirmed = Confirmed()
+        self.known: set[str] = set()
+        "backends of the group in flight that have a record"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,103 +141,63 @@ class Execution(AbstractContextManager["Execution"]):
     # ── one group ──────────────────────────────────────────────────────────────────────────────────
 
     def _group(self, group: PlannedGroup) -> None:
-        self.done = {}
-        done, nobody = self.done, 0
-        while pending := [name for name in group.backends if name not in done]:
-            loss = self._measure(group, pending, done)
-            if loss is None:
-                break
-            name = self._blamed(loss, pending)
-            if name is None:
-                nobody += 1
-                # The harness has many timeouts for one step; it would take as long again.
-                if nobody == MOST_LOSSES or loss.status is Status.TIMEOUT:
-                    done |= {one: self._failure(group, one, loss) for one in pending if one not in done}
-            if any(one not in done for one in pending if one != name):
-                # A group is one comparison: who passed is measured again, beside those that are left.
-                for one in [one for one, record in done.items() if record.status is Status.PASSED]:
-                    del done[one]
-            if name is None:
-                continue
-            if loss.word.alone or len(pending) == 1:
-                # What is wrong with it may be known already, and only its closing have ended the worker.
-                if name not in done or done[name].status is Status.PASSED:
-                    done[name] = self._failure(group, name, loss)
-            elif not self._fails_alone(group, name, done):
-                self._apart(group, done)
-        records = tuple(done[name] for name in group.backends)
+        self.known = set()
+        records = GroupOnItsWay(self, group, self.confirmed).carry_out()
         derived = derive(dataclasses.replace(self.run, records=records)).records
         self.run = dataclasses.replace(self.run, records=(*self.run.records, *derived))
-        self.done = {}
+        self.known = set()
         self._write()
 
-    def _measure(self, group: PlannedGroup, names: Iterable[str], done: dict[str, Record]) -> Loss | None:
-        """Have some of a group's backends measured; what is final lands in `done`."""
-        part = dataclasses.replace(group, backends=tuple(names))
+    # ── one request (`sweep.group.Workers`) ────────────────────────────────────────────────────────
+
+    @property
+    def settings(self) -> Settings:
+        """Of the run."""
+        return self.run.settings
+
+    def renew(self) -> None:
+        """Have the next request carried out by a process that no backend was in."""
+        if self.touched:
+            self._end_worker()
+
+    def sit(self, group: PlannedGroup, names: Sequence[str]) -> Sitting:
+        """Have some of a group's backends measured.
+
+        Raises:
+            NothingToRun: no worker could be started.
+        """
+        part, found = dataclasses.replace(group, backends=tuple(names)), dict[str, Record]()
         worker = self._ready_worker()
         if isinstance(worker, Loss):
-            return worker
+            return Sitting(part.backends, found, worker, alone=False)
         index = self._environment_index(worker)
+        self.touched |= {*names}
+        alone = len(self.touched) == 1
 
         def keep(record: Record) -> None:
-            done[record.backend] = dataclasses.replace(record, environment=index)
+            record = accepted(record, part)
+            found[record.backend] = dataclasses.replace(record, environment=index)
             self._tell("record", group=group, record=record)
 
         def word(word: Word) -> None:
-            backend = part.backends[word.index] if 0 <= word.index < len(part.backends) else None
+            backend = names[word.index] if 0 <= word.index < len(names) else None
             self._tell("word", text=word.phase, group=group, backend=backend)
 
         result = worker.measure(part, self.run.settings, self.files, on_record=keep, on_word=word)
-        if isinstance(result, Loss):
-            self._end_worker()
-            return result
-        self.sampling_s += result
-        return None
-
-    def _fails_alone(self, group: PlannedGroup, name: str, done: dict[str, Record]) -> bool:
-        """Measure a suspect by itself; whether it was the culprit, which then has its record."""
-        trial: dict[str, Record] = {}
-        again = self._measure(group, [name], trial)
-        if again is not None and again.word.index != HARNESS:
-            trial[name] = self._failure(group, name, again)
-        if name not in trial or trial[name].status is Status.PASSED:
-            return False
-        done[name] = trial[name]
-        return True
-
-    def _apart(self, group: PlannedGroup, done: dict[str, Record]) -> None:
-        """Each that is left by itself beside the baseline: someone does harm that shows elsewhere.
-
-        Where the harm is the baseline's, the others are measured without it.
-        """
-        baseline = self.run.settings.baseline
-        began, rounds = time.monotonic(), max(map(rounds_taken, done.values()), default=0)
-        for name in sorted(group.backends, key=lambda one: one != baseline):
-            if name in done:
-                continue
-            attempts = [[name]]
-            if baseline is not None and baseline in done and done[baseline].status is Status.PASSED:
-                attempts.insert(0, [baseline, name])
-            started = time.monotonic()
-            for names in attempts:
-                self._end_worker()  # the harm may lie in the process
-                found: dict[str, Record] = {}
-                loss = self._measure(group, names, found)
-                if loss is None:
-                    break
-                found = {name: self._failure(group, name, loss)}
-            found = {one: moved(record, rounds=rounds, seconds=started - began) for one, record in found.items()}
-            rounds = max(rounds, *map(rounds_taken, found.values()))
-            done[name] = dataclasses.replace(found[name], notes=(*found[name].notes, APART))
-            if baseline in found and baseline != name:
-                done[baseline] = joined(done[baseline], found[baseline])
+        missing = [name for name in names if name not in found]
+        if not isinstance(result, Loss):
+            self.sampling_s += result
+            if not missing:
+                if any(is_stuck(note) for record in found.values() for note in record.notes):
+                    self._end_worker()
+                return Sitting(part.backends, found, None, alone)
+            said = Word(0, names.index(missing[0]), "sample")
+            result = Loss(Status.CRASHED, said, f"the worker said it was done and has no record of {missing[0]}")
         self._end_worker()
+        return Sitting(part.backends, found, result, alone)
 
-    def _blamed(self, loss: Loss, names: Sequence[str]) -> str | None:
-        """The backend a loss names."""
-        return names[loss.word.index] if 0 <= loss.word.index < len(names) else None
-
-    def _failure(self, group: PlannedGroup, name: str, loss: Loss) -> Record:
+    def failure(self, group: PlannedGroup, name: str, loss: Loss) -> Record:
+        """The record of a backend with which a worker was lost."""
         record = Record(
             workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
             replicate=group.replicate, status=loss.status, reason=without_paths(loss.reason),
@@ -273,6 +231,7 @@ class Execution(AbstractContextManager["Execution"]):
         if self.worker is not None:
             self.worker.close()
             self.worker = None
+            self.touched = set()
 
     # ── telling and writing ────────────────────────────────────────────────────────────────────────
 
@@ -284,5 +243,7 @@ class Execution(AbstractContextManager["Execution"]):
         self, kind: str, *, text: str = "", group: PlannedGroup | None = None, backend: str | None = None,
         record: Record | None = None,
     ) -> None:
+        if record is not None:
+            self.known.add(record.backend)
         self.on_event(Event(kind, text, group.group if group else None, backend or (record and record.backend) or None,
-                            len(self.run.records) + len(self.done), self.total, self.sampling_s, record))
+                            len(self.run.records) + len(self.known), self.total, self.sampling_s, record))

@@ -69,7 +69,7 @@ def compile_ahead(
         except BaseException as error:  # handed to who waits for it
             ended.put(error)
 
-    # As daemons they do not outlive a Ctrl-C; a worker dies with the thread that started it.
+    # As daemons they do not outlive a Ctrl-C; a worker dies with the process that started it.
     for _ in range(min(jobs, len(group.backends))):
         threading.Thread(target=work, daemon=True).start()
     try:

@@ -7,24 +7,21 @@ system call, and survives the writer.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 import tempfile
 from dataclasses import dataclass
-from typing import IO, Self
+from typing import Self
 
 from attnbench.errors import NothingToRun, refusal
+from attnbench.worker.supervisor import PRINTED, PRINTED_AT
 
 _FORMAT = struct.Struct("<Qi48s")
 """Counter of words, index of the backend in the request, phase."""
 HARNESS = -1
 """Index of the harness itself: nobody's backend."""
-
-ALONE = ("probe", "set-up", "first call", "check", "memory", "closing")
-"""Phases in which only the named backend can have done it: the device is synchronised after each.
-A phase may go into detail after a colon."""
-
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -33,11 +30,6 @@ class Word:
     count: int
     index: int
     phase: str
-
-    @property
-    def alone(self) -> bool:
-        """Whether only the named backend can have done it."""
-        return self.phase.split(":")[0] in ALONE
 
 
 class BlamePage:
@@ -51,9 +43,7 @@ class BlamePage:
     @classmethod
     def create(cls) -> Self:
         """A fresh page; whoever goes last takes it with him, in whatever way he goes."""
-        with nameless_file() as file:
-            file.truncate(mmap.PAGESIZE)
-            page = cls(os.dup(file.fileno()))
+        page = cls(shared_memory(mmap.PAGESIZE))
         page.say(HARNESS, "start")
         return page
 
@@ -65,7 +55,13 @@ class BlamePage:
     def read(self) -> Word:
         """Read the word; called by the parent, at any moment: a word half written is no error."""
         count, index, phase = _FORMAT.unpack_from(self._page, 0)
-        return Word(count, index, phase.rstrip(b"\0").decode(errors="ignore"))
+        # A backend may have written to the page: what is no word of ours is not shown.
+        text = phase.partition(b"\0")[0].decode(errors="ignore")
+        return Word(count, index, "".join(letter for letter in text if letter.isprintable()))
+
+    def printed(self) -> int:
+        """Bytes that the worker printed so far, as far as its supervisor has read them."""
+        return int(PRINTED.unpack_from(self._page, PRINTED_AT)[0])
 
     def close(self) -> None:
         """Unmap."""
@@ -73,16 +69,24 @@ class BlamePage:
         os.close(self.handle)
 
 
-def nameless_file() -> IO[bytes]:
-    """A file without a name: in memory where the system offers that, else in the temporary folder.
+def shared_memory(size: int) -> int:
+    """A file without a name, of `size` zeros: in memory where the system offers that, else in the temporary folder.
+
+    Returns:
+        Its descriptor.  In memory its size is sealed: a process that cut it would end all others that map it.
 
     Raises:
         NothingToRun: neither can be had.
     """
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("attnbench"), "w+b")
+        handle = os.memfd_create("attnbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.truncate(handle, size)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return handle
     try:
-        return tempfile.TemporaryFile("w+b")
+        with tempfile.TemporaryFile("w+b") as file:
+            file.truncate(size)
+            return os.dup(file.fileno())
     except OSError as error:
         folder = os.environ.get("TMPDIR", "not set")
         wrong = f"gives no folder for temporary files ({error.strerror})"

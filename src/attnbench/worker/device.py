@@ -16,6 +16,10 @@ class ContextLost(Exception):
         self.index, self.phase = index, phase
 
 
+class Stuck(ContextLost):
+    """A backend changed what all share and what cannot be put back: the others need another process."""
+
+
 def raise_if_lost(device: str, index: int, phase: str, reason: str) -> None:
     """See whether the device survived an exception.
 

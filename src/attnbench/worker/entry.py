@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
+import operator
+import termios
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.check.globals import GlobalState
-from attnbench.errors import Unavailable, Unsupported, UsageError
+from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 from attnbench.measure.subject import Misleading
 from attnbench.measure.timer import Untimed
-from attnbench.worker.blame import Word
+from attnbench.record import Record
+from attnbench.worker.blame import BlamePage, Word
 from attnbench.worker.outcome import RecordBuilder
+from attnbench.worker.supervisor import KEPT
+
+MIB = 2**20
+
+MOST_FLOPS = 10**24
+"""A day of a million cards."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +48,8 @@ class Entry:
     "to be measured with nobody else open"
     repeated: bool = False
     "the baseline once more, beside those of a later part: how it ends here is not its record"
+    record: Record | None = None
+    "the last that was told"
     ended: bool = False
     "with a record that is not passed"
 
@@ -65,16 +78,69 @@ def guilty_of(error: Exception, word: Word, sampled: Sequence[Entry]) -> Entry |
     return next((entry for entry in sampled if entry.index == word.index), None)
 
 
+def notes_of(name: str, launch: Launch) -> tuple[str, ...]:
+    """The notes that a launch hands over.
+
+    Raises:
+        UsageError: they are not texts.
+    """
+    if not isinstance(launch.notes, tuple | list) or not all(isinstance(note, str) for note in launch.notes):
+        raise UsageError(refusal(name, "notes", repr(launch.notes)[:80], "is not text", "a tuple of str"))
+    return tuple(launch.notes)
+
+
+def executed_flops(name: str, launch: Launch) -> int | None:
+    """What a launch says that it executes.
+
+    Raises:
+        UsageError: no count.
+    """
+    value = launch.executed_flops
+    if value is None:
+        return None
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if isinstance(value, bool) or not 0 <= count <= MOST_FLOPS:
+        raise UsageError(refusal(name, "executed_flops", repr(value)[:80], "is no count",
+                                 f"None or a whole number, 0 to {MOST_FLOPS:g}"))
+    return count
+
+
 @contextmanager
-def globals_kept(builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
-    """Put settings back that the block leaves changed, with a note for each of the builders."""
+def globals_kept(
+    builders: Sequence[RecordBuilder], words: str = "", *, but: frozenset[str] = frozenset()
+) -> Iterator[None]:
+    """Put settings back that the block leaves changed, `but` some, with a note for each of the builders."""
     before = GlobalState.capture()
     try:
         yield
     finally:
-        notes = [words + note for note in before.restore()]
+        notes = [words + note for note in before.restore(but=but)]
         for builder in builders:
             builder.note(*notes)
+
+
+@contextmanager
+def log_watched(page: BlamePage, builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
+    """A note for each of the builders where the block prints more than is kept of the log."""
+    before = _printed(page)
+    try:
+        yield
+    finally:
+        if (count := _printed(page) - before) > KEPT:
+            note = f"{words}{count / MIB:.1f} MiB were printed; of the log the last {KEPT >> 10} KiB are kept"
+            for builder in builders:
+                builder.note(note)
+
+
+def _printed(page: BlamePage) -> int:
+    """Bytes printed, those on their way to the supervisor included."""
+    waiting = array("i", [0])
+    with suppress(OSError):  # a backend may have closed it
+        fcntl.ioctl(1, termios.FIONREAD, waiting)
+    return page.printed() + waiting[0]
 
 
 def backend_for(selector: str, case: Any, files: Sequence[str]) -> Backend:

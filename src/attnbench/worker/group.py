@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Machine
+from attnbench.backends.base import Backend, Machine
 from attnbench.check.examine import Outcome, examine, recheck
-from attnbench.check.globals import GlobalState
+from attnbench.check.globals import ON_IMPORT, GlobalState, is_stuck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
@@ -24,8 +25,8 @@ from attnbench.measure.times import to_time
 from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.device import allocated, raise_if_lost, release, tidy
-from attnbench.worker.entry import Entry, backend_for, globals_kept, guilty_of
+from attnbench.worker.device import Stuck, allocated, raise_if_lost, release, tidy
+from attnbench.worker.entry import Entry, backend_for, executed_flops, globals_kept, guilty_of, log_watched, notes_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.protocol import TURN
@@ -71,8 +72,8 @@ class GroupRun:
         Raises:
             ContextLost: a backend left the GPU unusable.
         """
-        state = GlobalState.capture()
         entries = [entry for index, name in enumerate(self.group.backends) if (entry := self._probe(index, name))]
+        state = GlobalState.capture()
         # The sampler compares with its first.
         entries.sort(key=lambda entry: entry.builder.name != self.settings.baseline)
         waiting = entries if entries and self._prepared(entries) else []
@@ -93,24 +94,40 @@ class GroupRun:
         self._turn(index, "probe")
         builder = RecordBuilder(
             self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files)
+        entry: Entry | None = None
         try:
-            backend = backend_for(name, self.case, self.files)
-            builder.of(backend)
-            if self.machine.device not in backend.devices:
-                wanted = " and ".join(backend.devices)
-                raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
-            backend.probe()
-            backend.check(self.case, self.machine)
-            if backend.variant not in self.workload.variants:
-                # Found only when its oracle is asked for, it would take the group's other backends along.
-                raise unknown(name, "variant", backend.variant, self.workload.variants)
+            with globals_kept([builder], but=ON_IMPORT):
+                entry = Entry(index=index, backend=self._found(name, builder), builder=builder)
         except (Unavailable, Unsupported) as why:
             self.on_record(builder.failed(Status.SKIPPED, str(why)))
         except Exception as error:  # the edge: whatever a backend raises becomes its record
             self.on_record(builder.failed(Status.FAILED, reason_of(error, "probe")))
-        else:
-            return Entry(index=index, backend=backend, builder=builder)
-        return None
+        self._fit_for_others(index, "probe", builder)
+        return entry
+
+    def _found(self, name: str, builder: RecordBuilder) -> Backend:
+        """The backend of a name, once it says that it can take the case."""
+        backend = backend_for(name, self.case, self.files)
+        builder.of(backend)
+        if self.machine.device not in backend.devices:
+            wanted = " and ".join(backend.devices)
+            raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
+        backend.probe()
+        backend.check(self.case, self.machine)
+        if backend.variant not in self.workload.variants:
+            # Found only when its oracle is asked for, it would take the group's other backends along.
+            raise unknown(name, "variant", backend.variant, self.workload.variants)
+        return backend
+
+    def _fit_for_others(self, index: int, phase: str, *builders: RecordBuilder) -> None:
+        """End the worker where a backend changed what cannot be put back, unless nobody else is to be measured.
+
+        Raises:
+            Stuck: it did.
+        """
+        notes = [note for builder in builders for note in builder.notes if is_stuck(note)]
+        if notes and len(self.group.backends) > 1:
+            raise Stuck(index, phase, notes[0])
 
     def _prepared(self, entries: Sequence[Entry]) -> bool:
         """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
@@ -155,6 +172,7 @@ class GroupRun:
                 rest.append(entry)
                 continue
             outcome = self._open(entry, alone=not part)
+            self._fit_for_others(entry.index, "set-up", entry.builder)
             if outcome == "open":
                 part = [*part, entry] if part else [*self._baseline_beside(entry), entry]
             elif outcome == "full":
@@ -172,11 +190,13 @@ class GroupRun:
         """Open one backend and see it through everything that is done alone: open, full, or ended."""
         builder = entry.builder
         try:
-            with globals_kept([builder]):
+            with globals_kept([builder]), log_watched(self.page, [builder]):
                 self._first_call(entry)
                 outcome = self._examined(examine, entry, "check")
                 if outcome.ok:
                     self._memory(entry)
+                    outcome = self._inputs_kept("while its memory was measured")
+                if outcome.ok:
                     return "open"
             status, reason = Status.INCORRECT, outcome.reason
         except (Unsupported, Unavailable) as why:
@@ -196,6 +216,7 @@ class GroupRun:
         return "ended"
 
     def _first_call(self, entry: Entry) -> None:
+        builder = entry.builder
         detail = ": compiling" if entry.backend.compiles else ""
         self._turn(entry.index, f"set-up{detail}")
         entry.held_bytes = allocated(self.device)
@@ -204,7 +225,7 @@ class GroupRun:
         synchronize(self.device)
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
         entry.session_bytes = allocated(self.device) - entry.held_bytes
-        entry.builder.note(*entry.launch.notes)
+        builder.note(*notes_of(builder.name, entry.launch))
         self.page.say(entry.index, f"first call{detail}")
         started = time.perf_counter()
         entry.run_once(self.case.mode)
@@ -228,6 +249,11 @@ class GroupRun:
         return {"variant": entry.backend.variant, "budget": entry.backend.budget(self.case),
                 "announce": lambda phase: self.page.say(entry.index, phase)}
 
+    def _inputs_kept(self, words: str) -> Outcome:
+        """Whether the inputs are what they were; they are put back where not."""
+        names = self.references.first.changed() if self.settings.check else []
+        return Outcome(not names, f"changed inputs: {', '.join(names)} ({words})" if names else None)
+
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
         # The last call's results: where a call lets go of them first, those it makes are no rise above them.
@@ -246,11 +272,12 @@ class GroupRun:
         """Sample the sessions of a part; those that are to be measured once more, each by itself."""
         if not self.settings.measure:
             for entry in part:
-                self.on_record(entry.builder.passed_check())
+                self._tell(entry, entry.builder.passed_check())
             return []
         started = time.perf_counter()
         self.began_s = started if self.began_s is None else self.began_s
         left, group, apart = self._sampled(part)
+        self._fit_for_others(HARNESS, "sampling", *(entry.builder for entry in part))
         if self.settings.check and len(left) > 1 and self.references.first.changed():
             # Nobody knows whose doing it was.
             return apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
@@ -280,6 +307,8 @@ class GroupRun:
                 return [], None, apart
             left.remove(guilty)
             self._abandon(guilty)
+            if self.settings.check:
+                self.references.second.changed()  # it may have ended in the middle of an inspection
             if full and left and not guilty.repeated:
                 apart.append(guilty.again(by_itself=True))
             else:
@@ -294,7 +323,8 @@ class GroupRun:
             seed=settings.seed,
         )
         indices = [entry.index for entry in part]
-        with globals_kept([entry.builder for entry in part], "while the group was sampled: "):
+        builders, words = [entry.builder for entry in part], "while the group was sampled: "
+        with globals_kept(builders, words), log_watched(self.page, builders, words):
             subjects = [self._subject(entry) for entry in part]
             self._turn(HARNESS, "sampling")
             group = sample(subjects, device=self.device, plan=plan,
@@ -323,8 +353,13 @@ class GroupRun:
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
-            phases = {} if entry.repeated else self._phases(entry)
-            builder.executed_flops = launch.executed_flops
+            with globals_kept([builder], "by its phases: "):
+                phases = {} if entry.repeated else self._phases(entry)
+            outcome = self._inputs_kept("by its phases")
+            if not outcome.ok:
+                self._end(entry, Status.INCORRECT, outcome.reason)
+                return None
+            builder.executed_flops = executed_flops(builder.name, launch)
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
@@ -342,7 +377,8 @@ class GroupRun:
             record = joined(self.baseline[1], record)
         if builder.name == self.settings.baseline:
             self.baseline = entry, record
-        self.on_record(record)
+        self._tell(entry, record)
+        self._fit_for_others(entry.index, "phase", builder)
         return record
 
     def _phases(self, entry: Entry) -> dict[str, Any]:
@@ -377,29 +413,43 @@ class GroupRun:
             return
         builder = entry.builder
         if status is Status.OOM:
-            self.on_record(builder.oom(self.machine.memory_bytes, oom))
+            self._tell(entry, builder.oom(self.machine.memory_bytes, oom))
         else:
-            self.on_record(builder.failed(status, reason or status.value))
+            self._tell(entry, builder.failed(status, reason or status.value))
+
+    def _tell(self, entry: Entry, record: Record) -> None:
+        entry.record = record
+        self.on_record(record)
 
     def _close(self, entry: Entry) -> None:
         """Close a session that was measured; what its closing raises is held against it."""
         entry.launch = None
         self._turn(entry.index, "closing")
+        reason: str | None
+        known = len(entry.builder.notes)
         try:
-            entry.closing.close()
-            synchronize(self.device)
+            with globals_kept([entry.builder], "when it was closed: "):
+                entry.closing.close()
+                synchronize(self.device)
         except Exception as error:  # the edge: see _open
             reason = reason_of(error, "closing")
             raise_if_lost(self.device, entry.index, "closing", reason)
-            if not entry.ended:
-                self._end(entry, Status.FAILED, reason)
+            status = Status.FAILED
+        else:
+            status, reason = Status.INCORRECT, self._inputs_kept("when it was closed").reason
+        if reason is not None and not entry.ended:
+            self._end(entry, status, reason)
+        elif entry.record is not None and (notes := entry.builder.notes[known:]):
+            self._tell(entry, dataclasses.replace(entry.record, notes=(*entry.record.notes, *notes)))
+        self._fit_for_others(entry.index, "closing", entry.builder)
 
     def _abandon(self, entry: Entry) -> None:
         """Close a session that failed, whose reason is known: what its closing raises is a note."""
         entry.launch = None
         self._turn(entry.index, "closing")
         try:
-            entry.closing.close()
+            with globals_kept([entry.builder], "when it was closed: "):
+                entry.closing.close()
         except Exception as error:  # the edge: see _open
             entry.builder.note(f"closing it raised {type(error).__name__}")
         release(self.device)

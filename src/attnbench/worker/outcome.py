@@ -13,7 +13,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import all_backends, parse_selector
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.machine.advice import install_line
 from attnbench.measure.sampling import Timing
 from attnbench.record import (
@@ -58,7 +58,10 @@ class RecordBuilder:
         """Take from the backend what its record says of it."""
         self.config = backend.config.short if backend.config else None
         self.source_hash = source_hash(backend)
-        self.version = backend.version()
+        version = backend.version()
+        if not isinstance(version, str | None):
+            raise UsageError(refusal(self.name, "version()", repr(version)[:80], "is not text", "a str or None"))
+        self.version = version
 
     def note(self, *words: str) -> None:
         """Add notes, each once."""

@@ -1,38 +1,47 @@
 """The parent's side: start a worker, give it a group, and find out how it ended.
 
-The worker runs in a session of its own (Ctrl-C reaches the parent only), dies with the parent
-(`serve` asks the kernel for that), and is replaced whenever it dies, hangs or says that its GPU
-context is lost.
+The worker runs under a supervisor (`worker.supervisor`) in a session of its own: Ctrl-C reaches the parent
+only, and nothing that a backend started outlives the run.  It is replaced whenever it dies, hangs or says
+that it can measure no more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from attnbench.errors import RunFileError, WorkerError
+from attnbench.errors import WorkerError
 from attnbench.machine import child
-from attnbench.record import Environment, PlannedGroup, Record, Settings, Status, from_dict
-from attnbench.worker.blame import HARNESS, BlamePage, Word, nameless_file
+from attnbench.record import Environment, PlannedGroup, Record, Settings, Status
+from attnbench.worker import supervisor
+from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
 from attnbench.worker.private import without_paths
-from attnbench.worker.protocol import PARENT, TURN, parse, send
+from attnbench.worker.protocol import PARENT, TURN, Answer, Done, Gone, Ready, Told, answer, send
 
 POLL_S = 0.1
 START_S = 300.0
 """A worker that has not said `ready` by then never will: importing torch from a cold disk takes a minute."""
+END_S = 10.0
+"""For the supervisor to end everything; it takes milliseconds."""
 
 COMPILE_PATIENCE = 5
 """Timeouts that the first call of a backend that says it compiles may take: nvcc takes minutes."""
 HARNESS_PATIENCE = 10
 """Timeouts the harness itself has for one step: an oracle may take longer than any backend."""
-LOG_TAIL = 1 << 16
+LONGEST_LINE = 1 << 28
+"""Bytes of a message: a million samples by every timer take half of it."""
+
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals that come from outside: of the system out of memory, of an operator, of a job's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,16 @@ class Loss:
     "crashed, timeout or failed"
     word: Word
     reason: str
+    outside: bool = False
+    "by a signal from outside"
+    stuck: bool = False
+    "it ended itself, because a backend changed a global that cannot be put back"
+
+
+def ended_from_outside(record: Record) -> bool:
+    """Whether a record is of a worker that a signal from outside ended."""
+    killed = re.match(r"killed by (SIG\w+) during ", record.reason or "")
+    return record.status is Status.CRASHED and killed is not None and killed[1] in {one.name for one in OUTSIDE}
 
 
 class Worker:
@@ -50,26 +69,30 @@ class Worker:
 
     def __init__(self, device: str) -> None:
         self.page = BlamePage.create()
-        self._log = nameless_file()
+        ring = shared_memory(supervisor.Ring.SIZE)
+        self._log = supervisor.Ring(ring)
+        self._log.begin()
         to_worker, self._to = os.pipe()
         self._from, from_worker = os.pipe()
-        handles = (self.page.handle, to_worker, from_worker)
-        command = child.command("attnbench.worker", device, *map(str, handles))
+        control, self._control = os.pipe()
+        handles = [self.page.handle, to_worker, from_worker]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", supervisor.__file__, *map(str, (os.getpid(), control, ring, self.page.handle)),
+             json.dumps(handles), *child.command("attnbench.worker", device, *map(str, handles))],
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=handles,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(*handles, control, ring),
             start_new_session=True,
             env={**child.environment(), PARENT: str(os.getpid())},
         )
-        os.close(to_worker)
-        os.close(from_worker)
+        for handle in (to_worker, from_worker, control, ring):
+            os.close(handle)
         self._write = os.fdopen(self._to, "w", encoding="utf-8")
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._from, selectors.EVENT_READ)
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._closed = False
         self.environment: Environment | None = None
         self._number = 0
 
@@ -83,19 +106,22 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process id of the worker's supervisor: it ends after the worker."""
         return self._process.pid
 
     def start(self) -> Loss | None:
         """Wait until it is ready; a loss if it never is."""
         deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            for message in self._read():
-                if message["say"] == "ready":
-                    self.environment = from_dict(Environment, message["environment"], "worker.environment")
-                    return None
-            if self._ended():
-                return self._loss()
+        try:
+            while time.monotonic() < deadline:
+                for message in self._read():
+                    if isinstance(message, Ready):
+                        self.environment = message.environment
+                        return None
+                if self._ended():
+                    return self._loss()
+        except WorkerError as error:
+            return self._broken(error)
         self.close()
         return Loss(Status.TIMEOUT, Word(0, HARNESS, "start"), f"the worker did not start within {START_S:.0f} s")
 
@@ -119,6 +145,8 @@ class Worker:
 
         Returns:
             Seconds spent sampling, or how the worker was lost.
+
+        `on_record` may refuse a record by a `WorkerError`: nothing more the worker says is believed then.
         """
         self._number += 1
         try:
@@ -129,19 +157,14 @@ class Worker:
         while True:
             try:
                 for message in self._read():
-                    if message["say"] == "record":
-                        on_record(from_dict(Record, message["record"], "worker.record"))
-                    elif message["say"] == "lost":
-                        self.close()
-                        lost = Word(word.count, int(message["index"]), str(message["phase"]))
-                        return Loss(Status.FAILED, lost, str(message["reason"]))
-                    elif message["say"] == "done" and message["number"] == self._number:
-                        return float(message["sampling_s"])
-            except (WorkerError, RunFileError) as error:
-                # Somebody wrote into the pipe: nothing more it says can be believed.
-                word = self.page.read()
-                self.close()
-                return Loss(Status.CRASHED, word, f"the worker's protocol broke during {word.phase}: {error}")
+                    if isinstance(message, Told):
+                        on_record(message.record)
+                    elif isinstance(message, Gone):
+                        return self._gone(message)
+                    elif isinstance(message, Done) and message.number == self._number:
+                        return message.sampling_s
+            except WorkerError as error:
+                return self._broken(error)
             now = self.page.read()
             if now != word:
                 word, since = now, time.monotonic()
@@ -154,13 +177,16 @@ class Worker:
                 return Loss(Status.TIMEOUT, word, f"no progress for {patience:g} s during {word.phase}")
 
     def close(self) -> None:
-        """Kill the process, with what it started in its session, and release everything."""
-        if self._log.closed:
+        """End the process, with everything it started, and release everything."""
+        if self._closed:
             return
-        # Its own death too leaves children behind, which may hold memory of the card.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._closed = True
+        os.close(self._control)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:  # it was stopped, or waits for a process that cannot be ended
+            self._process.kill()
+            self._process.wait()
         self._selector.close()
         with contextlib.suppress(BrokenPipeError):
             self._write.close()
@@ -168,34 +194,50 @@ class Worker:
         self._log.close()
         self.page.close()
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[Answer]:
         """Messages that have come, waiting up to POLL_S for the first."""
         if not self._selector.get_map() or not self._selector.select(POLL_S):
             return []
         data = os.read(self._from, 1 << 16)
         if not data:
             self._selector.unregister(self._from)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        messages = [parse(line) for line in lines]
-        if not all("say" in message for message in messages):
-            raise WorkerError("worker: a line of its protocol says nothing")
-        return messages
+        self._buffer += data
+        if b"\n" not in data:
+            if len(self._buffer) > LONGEST_LINE:
+                raise WorkerError(f"worker: a line of its protocol is longer than {LONGEST_LINE} bytes")
+            return []
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [answer(bytes(line)) for line in lines]
 
     def _ended(self) -> bool:
         """Whether the process is over and everything it said has been read."""
         return self._process.poll() is not None and (not self._selector.get_map() or not self._selector.select(0))
 
+    def _gone(self, message: Gone) -> Loss:
+        """The worker said that it ends; it is not waited for, as its context may answer nothing any more."""
+        word = Word(self.page.read().count, message.index, message.phase)
+        self.close()
+        return Loss(Status.FAILED, word, message.reason, stuck=message.say == "stuck")
+
+    def _broken(self, error: WorkerError) -> Loss:
+        """Somebody wrote into the pipe: nothing more that comes from it can be believed."""
+        word = self.page.read()
+        self.close()
+        return Loss(Status.CRASHED, word, f"the worker's protocol broke during {word.phase}: {error}")
+
     def _loss(self) -> Loss:
         code = self._process.wait()
         word = self.page.read()
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_TAIL))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        printed, ended, last = self._log.read()
+        code = code if ended is None else ended
+        lines = [line.strip() for line in last.decode(errors="replace").splitlines() if line.strip()]
         turns = [number for number, line in enumerate(lines, start=1) if TURN in line]
         lines = lines[max(turns, default=0):]
         said = f"; its last line was: {without_paths(lines[-1])[:200]}" if lines else ""
+        dropped = f"; it printed {printed} bytes, of which the last {len(last)} are kept" if printed > len(last) else ""
         how = f"killed by {child.signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
         self.close()
-        return Loss(Status.CRASHED, word, f"{how} during {word.phase}{said}")
+        return Loss(Status.CRASHED, word, f"{how} during {word.phase}{said}{dropped}", outside=-code in OUTSIDE)
 
 
 def _patience(word: Word) -> int:

@@ -6,17 +6,23 @@ Worker to parent:
     {"say": "ready", "environment": Environment}
     {"say": "record", "record": Record}                    of two of one backend the later holds
     {"say": "lost", "index": i, "phase": "...", "reason": "..."}   the context is poisoned; the worker ends
+    {"say": "stuck", "index": i, "phase": "...", "reason": "..."}  a global that cannot be put back; the worker ends
     {"say": "done", "number": 1, "sampling_s": s}
 The worker's standard output and error go to a log: libraries print what they like.
+
+A backend can write to the pipe too, by mistake or on purpose: what comes from a worker is read as data, every
+field checked, and a line that is none of these is a `WorkerError` and nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from typing import IO, Any
 
-from attnbench.errors import WorkerError
-from attnbench.record import to_dict
+from attnbench.errors import RunFileError, WorkerError
+from attnbench.record import Environment, Record, from_dict, to_dict
 
 PARENT = "ATTNBENCH_PARENT"
 """Environment variable: the parent's process id, so that a worker orphaned before it could ask is caught."""
@@ -31,7 +37,76 @@ def send(stream: IO[str], **message: Any) -> None:
     stream.flush()
 
 
-def parse(line: str | bytes) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker can be asked."""
+
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The worker ends, and names the backend that is the reason."""
+
+    say: str
+    "lost or stuck"
+    index: int
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request is carried out."""
+
+    number: int
+    sampling_s: float
+
+
+Answer = Ready | Told | Gone | Done
+
+
+def answer(line: bytes) -> Answer:
+    """Read one message of a worker.
+
+    Raises:
+        WorkerError: the line is not one.
+    """
+    message = parse(line)
+    say = message.get("say")
+    try:
+        if say == "ready":
+            return Ready(from_dict(Environment, message.get("environment"), "worker.environment"))
+        if say == "record":
+            return Told(from_dict(Record, message.get("record"), "worker.record"))
+        if say in ("lost", "stuck"):
+            phase, reason = (_field(message, name, str) for name in ("phase", "reason"))
+            return Gone(say, _field(message, "index", int), phase, reason)
+        if say == "done":
+            seconds = float(_field(message, "sampling_s", int, float))
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise WorkerError(f"worker: sampling_s={seconds} is no duration")
+            return Done(_field(message, "number", int), seconds)
+    except (RunFileError, OverflowError, RecursionError) as error:
+        raise WorkerError(f"worker: a line of its protocol cannot be read ({error})") from None
+    raise WorkerError("worker: a line of its protocol says nothing")
+
+
+def _field(message: dict[str, Any], name: str, *kinds: type) -> Any:
+    value = message.get(name)
+    if type(value) not in kinds:
+        raise WorkerError(f"worker: {name}={str(value)[:80]!r} in its protocol is not {kinds[-1].__name__}")
+    return value
+
+
+def parse(line: bytes) -> dict[str, Any]:
     """Read one message.
 
     Raises:
@@ -39,7 +114,7 @@ def parse(line: str | bytes) -> dict[str, Any]:
     """
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkerError(f"worker: a line of its protocol is not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(message, dict):
         raise WorkerError(f"worker: a line of its protocol is not an object: {line[:80]!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+import json
 import os
 import signal
 import sys
@@ -14,10 +15,11 @@ from attnbench.backends.base import Machine
 from attnbench.errors import WorkerError
 from attnbench.machine.fingerprint import environment
 from attnbench.machine.neighbours import Neighbours
-from attnbench.record import PlannedGroup, Record, Settings, from_dict
+from attnbench.record import PlannedGroup, Record, Settings, Status, from_dict, to_dict
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.device import ContextLost
+from attnbench.worker.device import ContextLost, Stuck
 from attnbench.worker.group import GroupRun
+from attnbench.worker.private import without_paths
 from attnbench.worker.protocol import PARENT, parse, send
 
 PR_SET_PDEATHSIG = 1
@@ -39,14 +41,15 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
         machine = _machine(device)
         send(answers, say="ready", environment=environment(device))
         for line in requests:
-            message = parse(line)
+            message = parse(line.encode())
             if message.get("do") != "group":
                 raise WorkerError(f"worker: do={message.get('do')} is not known; group")
             try:
                 sampling_s = _carry_out(message, device, machine, neighbours, page, answers)
             except ContextLost as lost:
-                send(answers, say="lost", index=lost.index, phase=lost.phase, reason=str(lost))
-                # The context answers nothing any more: an orderly exit would hang in its destructors.
+                say = "stuck" if isinstance(lost, Stuck) else "lost"
+                send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
+                # A lost context answers nothing any more: an orderly exit would hang in its destructors.
                 os._exit(0)
             page.say(HARNESS, "idle")
             # What is alive now (torch above all) stays: later collections need not walk it (0.1 s each).
@@ -65,9 +68,21 @@ def _carry_out(message: dict[str, Any], device: str, machine: Machine, neighbour
         device=device,
         machine=machine,
         page=page,
-        on_record=lambda record: send(answers, say="record", record=_noted(record, neighbours)),
+        on_record=lambda record: send(answers, say="record", record=_fit(_noted(record, neighbours))),
     )
     return run.carry_out()
+
+
+def _fit(record: Record) -> Record:
+    """`record`, or in its place a failure where a backend handed over what no record can hold."""
+    try:
+        from_dict(Record, to_dict(record), record.backend)
+        json.dumps(to_dict(record))
+    except Exception as error:  # the edge: a backend may hand over anything
+        return Record(workload=record.workload, case=record.case, case_id=record.case_id, group=record.group,
+                      replicate=record.replicate, backend=record.backend, status=Status.FAILED, repro=record.repro,
+                      reason=without_paths(f"its record is refused: {' '.join(str(error).split())[:400]}"))
+    return record
 
 
 def _noted(record: Record, neighbours: Neighbours) -> Record:

@@ -1,0 +1,96 @@
+"""The functions that the harness and other backends call: whether a backend has put others in their place."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from attnbench.check.setting import Setting
+
+MODULES = frozenset({"builtins", "time", "gc", "math", "statistics", "torch", "torch.nn.functional", "torch.cuda",
+                     "torch.autograd", "torch.autograd.grad_mode", "torch.backends.cuda"})
+"""The clocks, and what attention is made of."""
+ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
+"""Of the harness."""
+
+Replaced = frozenset[str]
+"""Full names of functions that are not what they were when this process saw them first."""
+
+
+def functions() -> tuple[Setting, ...]:
+    """Two settings: functions of modules, and methods of tensors."""
+    watched = _Watched()
+    return (
+        Setting("function", watched.replaced, watched.put_back, which=_names),
+        Setting("method of tensors", _methods, _put_methods_back, which=_methods_that_differ),
+    )
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What each module held when it was seen first; looked at often, so nothing is copied again."""
+
+    owners: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
+    seen: int = 0
+    "modules that the process had imported"
+
+    def replaced(self) -> Replaced:
+        if len(sys.modules) != self.seen:
+            self._look_around()
+        found = []
+        for module, (inside, names, values) in self.owners.items():
+            if not all(map(operator.is_, map(inside.get, names), values)):
+                found += [f"{module}.{name}" for name, value in zip(names, values, strict=True)
+                          if inside.get(name) is not value and not _of_torch(inside.get(name))]
+        return frozenset(found)
+
+    def put_back(self, then: Replaced) -> None:
+        for full in self.replaced() - then:
+            module, _, name = full.rpartition(".")
+            inside, names, values = self.owners[module]
+            inside[name] = values[names.index(name)]
+
+    def _look_around(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if name not in self.owners and isinstance(module, ModuleType) and (
+                    name in MODULES or name.startswith(ROOMS)):
+                calls = {key: value for key, value in vars(module).items()
+                         if callable(value) and not isinstance(value, ModuleType | type)}
+                self.owners[name] = vars(module), tuple(calls), tuple(calls.values())
+        self.seen = len(sys.modules)
+
+
+def _of_torch(value: Any) -> bool:
+    """Whether torch itself put it there, as its compiler does when it is imported."""
+    return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
+
+
+def _names(then: Replaced, now: Replaced) -> str:
+    return _some(sorted(now ^ then))
+
+
+def _methods() -> dict[str, Any]:
+    """What is defined on the class itself: the methods of its bases cannot be replaced, only covered."""
+    torch: Any = sys.modules.get("torch")
+    return dict(vars(torch.Tensor)) if torch is not None else {}
+
+
+def _put_methods_back(then: dict[str, Any]) -> None:
+    import torch
+
+    for name in set(vars(torch.Tensor)) - set(then):
+        delattr(torch.Tensor, name)
+    for name, value in then.items():
+        if vars(torch.Tensor).get(name) is not value:
+            setattr(torch.Tensor, name, value)
+
+
+def _methods_that_differ(then: dict[str, Any], now: dict[str, Any]) -> str:
+    return _some(sorted(name for name in {*then, *now} if then.get(name) is not now.get(name)))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

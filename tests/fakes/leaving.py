@@ -1,0 +1,94 @@
+"""Backends for the CPU that leave processes or a long log behind (give this file to --backends)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from misbehaving import SAMPLING, Misbehaving, die
+
+SLEEPER = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(300)"
+
+
+def daemon() -> None:
+    """A process with a session of its own whose starters are gone, in a folder and with files of its own."""
+    if os.fork():
+        os.wait()
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.execv(sys.executable, [sys.executable, "-S", "-c", SLEEPER, os.environ["ATTNBENCH_TEST_LOG"]])
+
+
+class LeavesADaemon(Misbehaving):
+    name = "leaves-a-daemon"
+
+    def set_up(self):
+        daemon()
+
+
+class DiesAndLeavesADaemon(Misbehaving):
+    name = "dies-and-leaves-a-daemon"
+
+    def set_up(self):
+        daemon()
+        while not os.path.getsize(os.environ["ATTNBENCH_TEST_LOG"]):  # noqa: PTH202
+            pass
+        die()
+
+
+class LeavesAFamily(Misbehaving):
+    """A shell that ignores what can be ignored, and its children."""
+
+    name = "leaves-a-family"
+
+    def set_up(self):
+        script = 'trap "" TERM HUP INT; for i in 1 2 3; do setsid sleep 300 & echo $! >> "$0"; done; wait'
+        child = subprocess.Popen(["/bin/sh", "-c", script, os.environ["ATTNBENCH_TEST_LOG"]], start_new_session=True)
+        child.returncode = 0
+
+
+class PrintsALot(Misbehaving):
+    """64 MiB in its first call, past Python."""
+
+    name = "prints-a-lot"
+
+    def attend(self, *args):
+        if args[-1] == 1:
+            for _ in range(64):
+                os.write(1, b"x" * 1023 * 1024 + b"\n" * 1024)
+        return super().attend(*args)
+
+
+class PrintsALotAndDies(PrintsALot):
+    name = "prints-a-lot-and-dies"
+
+    def attend(self, *args):
+        super().attend(*args)
+        os.write(2, b"the last words\n")
+        die()
+
+
+class PrintsInEachSample(Misbehaving):
+    name = "prints-in-each-sample"
+
+    def attend(self, *args):
+        if args[-1] >= SAMPLING:
+            os.write(1, b"y" * 2**16)
+        return super().attend(*args)
+
+
+class StopsItsSupervisor(Misbehaving):
+    name = "stops-its-supervisor"
+
+    def set_up(self):
+        import signal
+
+        os.kill(os.getppid(), signal.SIGSTOP)
+
+
