@@ -25,8 +25,8 @@ from attnbench.backends.registry import parse_selector
 from attnbench.errors import WorkerError
 from attnbench.record import PlannedGroup, Record, Run, Settings, Status, to_dict
 from attnbench.store.runfile import dumps, loads
-from attnbench.worker.private import without_paths
 from attnbench.worker.parts import joined, moved, rounds_taken
+from attnbench.worker.private import without_paths
 from attnbench.worker.process import Loss, ended_from_outside
 
 MOST_LOSSES = 3

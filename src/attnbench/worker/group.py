@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Machine
 from attnbench.check.examine import Outcome, examine, recheck
-from attnbench.check.globals import ON_IMPORT, GlobalState, is_stuck
+from attnbench.check.globals import ON_IMPORT, GlobalState
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
@@ -25,11 +22,11 @@ from attnbench.measure.times import to_time
 from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
-from attnbench.worker.device import Stuck, allocated, raise_if_lost, release, tidy
+from attnbench.worker.device import allocated, raise_if_lost, release, tidy
+from attnbench.worker.ending import GroupEnds
 from attnbench.worker.entry import Entry, backend_for, executed_flops, globals_kept, guilty_of, log_watched, notes_of
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
-from attnbench.worker.protocol import TURN
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-class GroupRun:
+class GroupRun(GroupEnds):
     """Carries out one request."""
 
     def __init__(
@@ -118,16 +115,6 @@ class GroupRun:
             # Found only when its oracle is asked for, it would take the group's other backends along.
             raise unknown(name, "variant", backend.variant, self.workload.variants)
         return backend
-
-    def _fit_for_others(self, index: int, phase: str, *builders: RecordBuilder) -> None:
-        """End the worker where a backend changed what cannot be put back, unless nobody else is to be measured.
-
-        Raises:
-            Stuck: it did.
-        """
-        notes = [note for builder in builders for note in builder.notes if is_stuck(note)]
-        if notes and len(self.group.backends) > 1:
-            raise Stuck(index, phase, notes[0])
 
     def _prepared(self, entries: Sequence[Entry]) -> bool:
         """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
@@ -248,11 +235,6 @@ class GroupRun:
     def _terms(self, entry: Entry) -> dict[str, Any]:
         return {"variant": entry.backend.variant, "budget": entry.backend.budget(self.case),
                 "announce": lambda phase: self.page.say(entry.index, phase)}
-
-    def _inputs_kept(self, words: str) -> Outcome:
-        """Whether the inputs are what they were; they are put back where not."""
-        names = self.references.first.changed() if self.settings.check else []
-        return Outcome(not names, f"changed inputs: {', '.join(names)} ({words})" if names else None)
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
@@ -397,59 +379,3 @@ class GroupRun:
                        announce=lambda index, phase: self.page.say(entry.index, phase))
         entry.run_once(self.case.mode)
         return {timing.name: to_time(timing) for timing in group.timings}
-
-    # ── how it ends, and putting things back ───────────────────────────────────────────────────────
-
-    def _turn(self, index: int, phase: str) -> None:
-        """Say whose turn it is, in the log too: what stands there before is not from this turn."""
-        self.page.say(index, phase)
-        with suppress(OSError, ValueError):  # a backend may have closed it
-            print(f"{TURN} {phase}", file=sys.stderr, flush=True)  # noqa: T201
-
-    def _end(self, entry: Entry, status: Status, reason: str | None, oom: str = "although alone") -> None:
-        """Write the record of a backend that did not pass."""
-        entry.ended = True
-        if entry.repeated:
-            return
-        builder = entry.builder
-        if status is Status.OOM:
-            self._tell(entry, builder.oom(self.machine.memory_bytes, oom))
-        else:
-            self._tell(entry, builder.failed(status, reason or status.value))
-
-    def _tell(self, entry: Entry, record: Record) -> None:
-        entry.record = record
-        self.on_record(record)
-
-    def _close(self, entry: Entry) -> None:
-        """Close a session that was measured; what its closing raises is held against it."""
-        entry.launch = None
-        self._turn(entry.index, "closing")
-        reason: str | None
-        known = len(entry.builder.notes)
-        try:
-            with globals_kept([entry.builder], "when it was closed: "):
-                entry.closing.close()
-                synchronize(self.device)
-        except Exception as error:  # the edge: see _open
-            reason = reason_of(error, "closing")
-            raise_if_lost(self.device, entry.index, "closing", reason)
-            status = Status.FAILED
-        else:
-            status, reason = Status.INCORRECT, self._inputs_kept("when it was closed").reason
-        if reason is not None and not entry.ended:
-            self._end(entry, status, reason)
-        elif entry.record is not None and (notes := entry.builder.notes[known:]):
-            self._tell(entry, dataclasses.replace(entry.record, notes=(*entry.record.notes, *notes)))
-        self._fit_for_others(entry.index, "closing", entry.builder)
-
-    def _abandon(self, entry: Entry) -> None:
-        """Close a session that failed, whose reason is known: what its closing raises is a note."""
-        entry.launch = None
-        self._turn(entry.index, "closing")
-        try:
-            with globals_kept([entry.builder], "when it was closed: "):
-                entry.closing.close()
-        except Exception as error:  # the edge: see _open
-            entry.builder.note(f"closing it raised {type(error).__name__}")
-        release(self.device)
