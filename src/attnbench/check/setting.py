@@ -10,8 +10,8 @@ from typing import Any
 ABSENT = object()
 """Read where there is no such setting yet."""
 
-MIXED = "mixed"
-"""Read where torch refuses to say because its old and new precision switches disagree."""
+UNREADABLE = "not readable"
+"""Read where torch refuses to say: its precision switches disagree, or an open mode forbids the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,15 @@ class Setting:
     "names what of it changed"
 
     def get(self) -> Any:
-        """Its value now; `MIXED` where torch cannot say."""
+        """Its value now; `UNREADABLE` where that cannot be said."""
         try:
             return self.read()
-        except RuntimeError as error:
-            if "mix" not in str(error):
-                raise
-            return MIXED
+        except Exception:  # the edge: a backend may have left anything in the way
+            return UNREADABLE
 
     def put_back(self, value: Any) -> None:
         """Set it; who asks reads it again to see whether that worked."""
-        if value is not MIXED:
+        if value is not UNREADABLE:
             with suppress(Exception):  # the edge: a limit, a right or a library may forbid it in any way
                 self.write(value)
 
@@ -45,7 +43,10 @@ class Setting:
         """Whether two values of it are the same."""
         if then is now:
             return True
-        return bool(then.equal(now)) if hasattr(then, "equal") else bool(then == now)
+        try:
+            return bool(then.equal(now)) if hasattr(then, "equal") else bool(then == now)
+        except Exception:  # the edge: see `get`
+            return False
 
     def change(self, then: Any, now: Any) -> str:
         """Words for what changed."""
