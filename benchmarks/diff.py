@@ -9,6 +9,8 @@ same code differ, whole runs and each row in each process, by up to 1 % (each is
 The noise of a sample has a standard deviation of 1 %; one backend in five has two peaks 5 % apart instead, and
 one sample in fifty is half as long again.  In the settings on a power-limited card the clock of a run lies
 anywhere in 1600-1800 MHz and moves within it; kernels answer to it with exponents from 0.4 to 1.
+Then each row of each process is off by draws that are not alike (`UNEVEN`), with yardsticks beside the rows and
+without, of one backend, with all rows slower, or the machine, or one row.  Seeds are the names of the settings.
 
 --card measures real pairs: a small grid over and over on the GPU, each time in a fresh process, first in bursts, then
 sustained on shapes that take the card to its power limit.  Each run is diffed with the next of its kind, and each
@@ -31,12 +33,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from attnbench.machine.devices import resolve
-from attnbench.record import Environment, Memory, Record, Run, Settings, Status, Time, to_dict
+from attnbench.record import Environment, Memory, Record, Run, Settings, Status, Time, Yardstick, to_dict
 from attnbench.store.runfile import new_id, now, write
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
@@ -44,6 +47,8 @@ from attnbench.verdict.diff import diff
 
 DRIFT, ROUND, OFFSET, PEAKS, NOISE = 0.05, 0.005, 0.005, 0.05, 0.01
 EXPONENTS = (1.0, 0.95, 0.4, 0.9, 1.0)
+BESIDE = {"matmul": (0.03, 1.0), "copy": (0.05, 0.1)}
+"""Milliseconds of the yardsticks, and the exponent of the clock in their times."""
 CARD = Environment(os="Linux", python="3.12", torch="2.11", triton="3.6", gpu="simulated", sm_max_mhz=1980)
 
 
@@ -61,6 +66,11 @@ class Setting:
     power_limited: bool = False
     samples: int = 60
     offset: float = OFFSET
+    luck: str = "uniform"
+    "what each row of each process is off by: see `_luck`"
+    yardsticks: bool = False
+    slower: str = "changed"
+    "what takes longer in B: changed backends, one row of them, all rows (of unchanged source), the machine"
 
 
 SETTINGS = (
@@ -80,34 +90,94 @@ SETTINGS = (
     Setting("2 replicates, 4 rows", replicates=2, cases=2, backends=2),
 )
 
+UNEVEN = {"normal .3 %": "offsets N(0, .3 %)", "normal 1 %": "offsets N(0, 1 %)", "t3 .4 %": "offsets t3 × .4 %",
+          "outliers": "5 % of rows +3 %"}
+"""Distributions of what a row of a process is off by, and what they are called."""
+SIDES = {1: "one process", 3: "3 replicates"}
+
+EVERY_DISTRIBUTION = tuple(
+    Setting(f"{SIDES[count]}, {words}", replicates=count, luck=luck, yardsticks=yardsticks)
+    for count in SIDES for luck, words in UNEVEN.items() for yardsticks in (False, True))
+ONE_BACKEND = tuple(
+    Setting(f"{SIDES[count]}, one backend, {words}", replicates=count, backends=1, luck=luck, yardsticks=True)
+    for count in SIDES for luck, words in UNEVEN.items())
+THROUGHOUT = tuple(
+    Setting(f"{SIDES[count]}, {words}, {UNEVEN[luck]}", replicates=count, changed=0, luck=luck, yardsticks=True,
+            slower=slower)
+    for count in SIDES for slower, words in (("all", "all rows"), ("machine", "the machine"))
+    for luck in ("normal .3 %", "normal 1 %"))
+ONE_ROW = tuple(
+    Setting(f"{SIDES[count]}, one row, {words}", replicates=count, luck=luck, yardsticks=True, slower="one row")
+    for count in SIDES for luck, words in UNEVEN.items())
+
 
 def simulate(setting: Setting, change: float, lots: random.Random) -> tuple[list[Run], list[Run]]:
-    """Runs of both sides; the changed backends of B take `change` longer."""
+    """Runs of both sides; in B what the setting says takes `change` longer."""
     truth = [[math.log(lots.uniform(0.02, 2.0)) for _ in range(setting.backends)] for _ in range(setting.cases)]
-    return tuple([_run(setting, truth, change if side else 0.0, side, lots) for _ in range(setting.files)]
+    return tuple([_run(setting, truth, math.log1p(change) if side else 0.0, side, lots) for _ in range(setting.files)]
                  for side in (0, 1))
 
 
 def _run(setting: Setting, truth: list[list[float]], change: float, side: int, lots: random.Random) -> Run:
     dice = np.random.default_rng(lots.getrandbits(64))
     records, rounds = [], np.arange(setting.samples)
-    machine = lots.uniform(-setting.offset, setting.offset)
+    machine = lots.uniform(-setting.offset, setting.offset) + (change if setting.slower == "machine" else 0.0)
     clock = math.log(lots.uniform(1600.0, 1800.0)) if setting.power_limited else None
     for replicate, case in itertools.product(range(setting.replicates), range(setting.cases)):
         start, pace = lots.uniform(0.0, 6.3), lots.uniform(2.0, 6.0) / setting.samples
         drift = DRIFT / 2.0 * np.sin(start + pace * rounds) + dice.normal(0.0, ROUND, setting.samples)
+        group = _Group(setting, machine, clock, drift, lots, dice)
+        beside = {}
+        for name, (ms, exponent) in BESIDE.items() if setting.yardsticks else ():
+            samples, clocks = group.samples(math.log(ms), 0, exponent)
+            beside[name] = Yardstick(flops=1, bytes=1, samples_ms=tuple(samples), rounds=tuple(rounds.tolist()),
+                                     sm_mhz=tuple(clocks or ()))
         for backend in range(setting.backends):
             changed = backend >= setting.backends - setting.changed
-            level = truth[case][backend] + machine + lots.uniform(-setting.offset, setting.offset)
-            level += math.log1p(change) if changed else 0.0
-            clocks = None if clock is None else clock + drift + dice.normal(0.0, 0.004, setting.samples)
-            shared = drift if clocks is None else (
-                -EXPONENTS[backend % len(EXPONENTS)] * (clocks - math.log(1700.0)))
-            samples = np.exp(level + shared + _noise(backend, setting.samples, dice)).round(7)
-            records.append(_record(case, backend, replicate, f"{side}" if changed else "same", samples.tolist(),
-                                   None if clocks is None else np.exp(clocks).tolist()))
+            level = truth[case][backend] + (change if _is_slower(setting, case, changed) else 0.0)
+            samples, clocks = group.samples(level, backend, EXPONENTS[backend % len(EXPONENTS)])
+            records.append(_record(case, backend, replicate, f"{side}" if changed else "same", samples, clocks, beside))
     return Run(id=f"{lots.getrandbits(32):08x}", suite="simulated", command="", started="2026-11-20T12:00:00Z",
                settings=Settings(device="cuda"), environments=(CARD,), records=tuple(records))
+
+
+@dataclasses.dataclass
+class _Group:
+    """What all rows of a case in one process share."""
+
+    setting: Setting
+    machine: float
+    clock: float | None
+    drift: np.ndarray
+    lots: random.Random
+    dice: np.random.Generator
+
+    def samples(self, level: float, number: int, exponent: float) -> tuple[list[float], list[float] | None]:
+        """Samples of a row in ms and their clocks; `number` says what noise it has."""
+        count, clocks = self.setting.samples, None
+        shared = self.drift
+        if self.clock is not None:
+            clocks = self.clock + self.drift + self.dice.normal(0.0, 0.004, count)
+            shared = -exponent * (clocks - math.log(1700.0))
+        own = level + self.machine + _luck(self.setting, self.lots)
+        samples = np.exp(own + shared + _noise(number, count, self.dice)).round(7).tolist()
+        return samples, None if clocks is None else np.exp(clocks).tolist()
+
+
+def _is_slower(setting: Setting, case: int, changed: bool) -> bool:
+    return {"changed": changed, "one row": changed and case == 0, "all": True, "machine": False}[setting.slower]
+
+
+def _luck(setting: Setting, lots: random.Random) -> float:
+    """What one row of one process is off by."""
+    if setting.luck == "uniform":
+        return lots.uniform(-setting.offset, setting.offset)
+    if setting.luck == "outliers":
+        return math.log(1.03) if lots.random() < 0.05 else 0.0
+    normal = lots.gauss(0.0, 1.0)
+    if setting.luck == "t3 .4 %":
+        return 0.004 * normal / math.sqrt(sum(lots.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3.0)
+    return {"normal .3 %": 0.003, "normal 1 %": 0.01}[setting.luck] * normal
 
 
 def _noise(backend: int, samples: int, dice: np.random.Generator) -> np.ndarray:
@@ -119,7 +189,7 @@ def _noise(backend: int, samples: int, dice: np.random.Generator) -> np.ndarray:
 
 
 def _record(case: int, backend: int, replicate: int, source: str, samples: list[float],
-            clocks: list[float] | None) -> Record:
+            clocks: list[float] | None, beside: dict[str, Yardstick]) -> Record:
     middle = sorted(samples)[len(samples) // 2]
     taken = Time(timer="cupti", l2="cold", regime="burst", stopped_by="iterations", num_samples=len(samples),
                  median_ms=middle, mean_ms=middle, min_ms=min(samples), max_ms=max(samples), p95_ms=middle,
@@ -128,25 +198,38 @@ def _record(case: int, backend: int, replicate: int, source: str, samples: list[
     name = f"c{case}" if not replicate else f"c{case}#{replicate}"
     return Record(workload="attention", case={"case": case}, case_id=f"c{case}", group=name, backend=f"b{backend}",
                   version="1", source_hash=source, environment=0, replicate=replicate, status=Status.PASSED,
-                  time=taken, memory=Memory(peak_allocated_mb=1.0))
+                  time=taken, yardsticks=beside, memory=Memory(peak_allocated_mb=1.0))
+
+
+def _is_true(cause: str, setting: Setting, change: float) -> bool:
+    """Whether all rows of B did take longer, and not by another cause; runs on a power-limited card do differ."""
+    by_code = change != 0.0 and (setting.slower == "all" or (setting.slower == "changed" and setting.backends == 1))
+    by_machine = setting.power_limited or (change != 0.0 and setting.slower == "machine")
+    return {"code": by_code, "machine": by_machine, "unknown": by_code or by_machine}[cause]
 
 
 def alarms(setting: Setting, grids: int, change: float = 0.0, seed: int = 0) -> dict[str, object]:
-    """Counts over simulated grids: those with an alarm, and verdicts of the changed and the other rows."""
-    raised, changed, others, smallest = 0, Counter(), Counter(), []
+    """Counts over simulated grids: those with an alarm, and verdicts of the changed and the other rows.
+
+    An alarm is a row called changed that is not, or all rows together: by the code where that is the same, by
+    more than the machine of two runs of the setting differs.
+    """
+    raised, changed, others, causes, smallest = 0, Counter(), Counter(), Counter(), []
     for grid in range(grids):
         found = diff(*simulate(setting, change, random.Random(f"{seed} {setting.name} {change} {grid}")))
-        false = False
+        causes[found.shift.cause if found.shift else "none"] += 1
+        false = found.shift is not None and found.shift.shown and not _is_true(found.shift.cause, setting, change)
         for one in found.changes:
-            is_changed = one.a.source_hash != one.b.source_hash and change != 0.0
+            is_changed = change != 0.0 and _is_slower(
+                setting, int(one.a.case_id[1:]), one.a.source_hash != one.b.source_hash)
             (changed if is_changed else others)[one.verdict] += 1
             false |= not is_changed and one.verdict in ("slower", "faster")
             if one.smallest is not None:
                 smallest.append(one.smallest)
         raised += false
     smallest.sort()
-    return {"setting": dataclasses.asdict(setting), "change": change, "grids": grids, "grids_with_alarm": raised,
-            "changed": dict(changed), "unchanged": dict(others),
+    return {"setting": dataclasses.asdict(setting), "change": change, "seed": seed, "grids": grids,
+            "grids_with_alarm": raised, "changed": dict(changed), "unchanged": dict(others), "causes": dict(causes),
             "smallest": smallest[len(smallest) // 2] if smallest else None}
 
 
@@ -155,7 +238,7 @@ def alarms(setting: Setting, grids: int, change: float = 0.0, seed: int = 0) -> 
 
 def speed(repeats: int = 5) -> dict[str, object]:
     """Seconds of `attnbench diff` on two runs of 2,000 records with 100 samples each, start to end."""
-    large = Setting("2,000 records", cases=400, samples=100)
+    large = Setting("2,000 records", cases=400, samples=100, yardsticks=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, (run,) in zip(("a.json", "b.json"), simulate(large, 0.03, random.Random(0)), strict=True):
             write(run, Path(folder, name))
@@ -163,8 +246,8 @@ def speed(repeats: int = 5) -> dict[str, object]:
         wall, cpu = [], []
         for _ in range(repeats):
             begun, used = time.perf_counter(), os.times()
-            subprocess.run([sys.executable, "-m", "attnbench", "diff", "a.json", "b.json"], cwd=folder, check=True,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run([sys.executable, "-m", "attnbench", "diff", "a.json", "b.json", "--exit-zero"],
+                           cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             wall.append(time.perf_counter() - begun)
             after = os.times()
             cpu.append(after.children_user + after.children_system - used.children_user - used.children_system)
@@ -220,12 +303,34 @@ def graded(a: Sequence[Run], b: Sequence[Run]) -> dict[str, object]:
 
 
 HEADLINES = ("one process a side", "3 replicates a side")
-"""Settings that are simulated in full; the others by a tenth."""
+"""Settings that are simulated in full; the others by a share of that."""
+
+FEW = (*THROUGHOUT, *ONE_ROW)
+"""Settings whose equal code is that of others."""
+
+
+def counts_of(setting: Setting, grids: int) -> tuple[int, int]:
+    """Grids of equal code and of a change."""
+    if setting.name in HEADLINES:
+        equal, changed = grids, grids // 5
+    elif setting in SETTINGS:
+        equal, changed = grids // 5, grids // 10
+    else:
+        share = 1 if setting.replicates > 1 else 2
+        equal, changed = share * grids // (12 if setting in FEW else 4), share * grids // 12
+    return max(1, equal), max(1, changed)
+
+
+def graded_twice(setting: Setting, grids: int) -> list[dict[str, object]]:
+    """`alarms` for equal code, and for 3 % in what the setting says."""
+    equal, changed = counts_of(setting, grids)
+    return [alarms(setting, equal), alarms(setting, changed, 0.03)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grids", type=int, default=None, help="simulated: 1000 (a tenth for most); real: 20")
+    parser.add_argument("--grids", type=int, default=None, help="simulated: 480 (a share of it for most); real: 20")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that simulate")
     parser.add_argument("--card", action="store_true", help="real grids on this machine's GPU")
     parser.add_argument("--speed", action="store_true", help="only how long a diff takes, into a result that is there")
     parser.add_argument("--minutes", type=float, default=5.0, help="of --card")
@@ -237,13 +342,13 @@ def main() -> None:
         result = json.loads(args.out.read_text()) | {"speed": speed()}
     else:
         result = {"speed": speed(), "settings": {
-            "drift": DRIFT, "round": ROUND, "offset": OFFSET, "peaks": PEAKS, "noise": NOISE}, "grids": []}
-        for setting in SETTINGS:
-            grids = args.grids or 1000
-            equal, changed = (grids, grids // 5) if setting.name in HEADLINES else (grids // 10, grids // 20)
-            for change, count in ((0.0, max(1, equal)), (0.03, max(1, changed))):
-                result["grids"].append(alarms(setting, count, change))
-                print(json.dumps(result["grids"][-1]), flush=True)
+            "drift": DRIFT, "round": ROUND, "offset": OFFSET, "peaks": PEAKS, "noise": NOISE,
+            "luck": UNEVEN}, "grids": []}
+        settings = (*SETTINGS, *EVERY_DISTRIBUTION, *ONE_BACKEND, *FEW)
+        with ProcessPoolExecutor(args.jobs) as pool:
+            for found in pool.map(graded_twice, settings, itertools.repeat(args.grids or 480)):
+                result["grids"] += found
+                print(json.dumps(found), flush=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

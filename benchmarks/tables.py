@@ -197,11 +197,16 @@ def compared(say: Say, path: Path) -> str:
     for equal, changed in zip(grids[::2], grids[1::2], strict=True):
         name, caught, others = equal["setting"]["name"], changed["changed"], changed["unchanged"]
         judged, doubts = sum(caught.values()), caught.get("unclear", 0) + others.get("unclear", 0)
-        rows.append((name, f"{equal['grids_with_alarm']} {say('of')} {equal['grids']}",
+        cause, count = max(changed["causes"].items(), key=lambda one: one[1])
+        rows.append((name, say("yes") if equal["setting"]["yardsticks"] else "",
+                     f"{equal['grids_with_alarm']} {say('of')} {equal['grids']}",
                      f"{100 * caught.get('slower', 0) / judged:.1f} %" if judged else "",
-                     f"{100 * doubts / (judged + sum(others.values())):.1f} %", percent(equal["smallest"])))
-    return markdown([say(word) for word in ("simulated", "equal code: diffs with an alarm", "3 % slower: called",
-                                            "then unclear", "seen from, median row")], rows)
+                     f"{100 * doubts / (judged + sum(others.values())):.1f} %",
+                     f"{say(cause)}: {count} {say('of')} {changed['grids']}" if cause != "none" else "",
+                     percent(equal["smallest"])))
+    return markdown([say(word) for word in ("simulated", "yardsticks", "equal code: diffs with an alarm",
+                                            "3 % slower: called", "then unclear", "and all rows said to be by",
+                                            "seen from, median row")], rows)
 
 
 def compared_card(say: Say, path: Path) -> str:

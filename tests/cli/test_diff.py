@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 
-from attnbench.record import Status
+from attnbench.record import Status, Yardstick
 from attnbench.store.runfile import write
 from made_up_run import make_case, make_group, make_lost, make_run, make_time
 
@@ -46,7 +47,7 @@ def runs(tmp_path):
 def test_the_table(attnbench, runs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     answer = attnbench("diff a.json 5e6f7a8b")
-    assert (answer.code, answer.err) == (0, "")
+    assert (answer.code, answer.err) == (1, "attnbench diff: 3 slower, 1 lost; exit 1\n")
     lines = answer.out.splitlines()
     assert lines[0] == "3f9a01bc → 5e6f7a8b"
     assert lines[1].startswith("NVIDIA H200 · torch 2.11.0+cu130 · triton 3.6.0")
@@ -67,6 +68,74 @@ def test_the_table(attnbench, runs, monkeypatch):
 def test_fail_over_is_an_exit_code(attnbench, runs, limit, code, said):
     answer = attnbench(["diff", "a.json", "5e6f7a8b", "--fail-over", limit])
     assert (answer.code, answer.err) == (code, said)
+
+
+def slower_throughout(run, factor, yardsticks):
+    """The run with all rows `factor` as long, of the same source, beside yardsticks."""
+    lots = random.Random(len(run.id) + round(1000 * factor))
+
+    def one(record):
+        beside = {name: Yardstick(flops=1, bytes=1, rounds=tuple(range(40)), samples_ms=tuple(
+            level * factor ** (yardsticks or 0) * lots.gauss(1.0, 0.003) for _ in range(40)))
+            for name, level in (("matmul", 0.03), ("copy", 0.05))}
+        samples = [factor * sample * lots.gauss(1.0, 0.003) for sample in record.time.samples_ms]
+        return dataclasses.replace(record, time=make_time(samples), yardsticks=beside if yardsticks is not None else {})
+
+    return dataclasses.replace(run, id=f"{round(1e6 * factor) + (yardsticks or 0):08x}",
+                               records=tuple(map(one, run.records)))
+
+
+@pytest.mark.parametrize(("factor", "yardsticks", "flags", "code", "first"), [
+    (1.6, None, "", 1, r"all rows: \+60\.\d %; without yardsticks on both sides nothing tells machine from code"),
+    (1.6, None, "--machine-may-move", 0, r"all rows: \+60\.\d %; without"),
+    (1.6, None, "--fail-over 80", 0, r"all rows: \+60\.\d %; without"),
+    (1.04, 1, "", 1, r"all rows: \+[34]\.\d % \(yardsticks matmul \+[34]\.\d %, copy \+[34]\.\d %\): the machine; "),
+    (1.04, 1, "--fail-over 3", 1, "all rows"),
+    (1.04, 1, "--fail-over 5", 0, "all rows"),
+    (1.04, 1, "--machine-may-move", 0, "all rows"),
+    (0.96, 1, "", 0, r"all rows: -[34]\.\d % \(yardsticks"),
+    (1.04, 0, "", 1, r"all rows: \+[34]\.\d % \(\+\d\.\d to \+\d\.\d\) against the yardsticks \(matmul [+-]0\.\d %, "),
+    (1.04, 0, "--machine-may-move --fail-over 2", 1, "all rows"),
+    (1.04, 0, "--exit-zero", 0, "all rows"),
+])
+def test_a_run_slower_throughout_is_the_first_line_and_an_exit_code(
+        attnbench, tmp_path, monkeypatch, factor, yardsticks, flags, code, first):
+    monkeypatch.setenv("COLUMNS", "200")
+    records = [record for length in range(1, 13) for record in make_group(make_case(seqlen=64 * length), samples=40)]
+    run = make_run([dataclasses.replace(one, source_hash="one") for one in records])
+    write(slower_throughout(run, 1.0, yardsticks), "a.json")
+    write(slower_throughout(run, factor, yardsticks), "b.json")
+    answer = attnbench(f"diff a.json b.json --json c.json --md d.md {flags}")
+    assert answer.code == code, answer.err
+    assert re.match(first, answer.out)
+    assert Path("d.md").read_text("utf-8").startswith("**all rows: ")
+    against = {None: "4 unchanged", 1: "4 unchanged, yardsticks", 0: "yardsticks"}[yardsticks]
+    assert all(line.rstrip().endswith(f"  {against}") for line in answer.out.splitlines() if " sdpa-flash " in line)
+    shift = json.loads(Path("c.json").read_text("utf-8"))["shift"]
+    assert shift["cause"] == ("unknown" if yardsticks is None else "machine" if yardsticks else "code")
+    assert shift["change"] == pytest.approx(factor - 1, abs=0.01)
+
+
+@pytest.mark.parametrize(("current", "code", "verdict"), [(2.9, 1, "slower"), (2.1, 0, "faster"), (2.47, 3, "unclear")])
+def test_files_of_a_seed_are_judged_by_what_they_have(attnbench, tmp_path, current, code, verdict):
+    block = ("Forward Pass Results:\n  Time (min):      {:.3f} ms\n  Time (avg):      {:.3f} ms\n"
+             "  TFLOPs/s (peak): 156.32 TFLOPs/s\n  TFLOPs/s (avg):  149.87 TFLOPs/s\n")
+    for name, mean in (("baseline.txt", 2.456), ("current.txt", current)):
+        Path(name).write_text(block.format(mean - 0.1, mean), "utf-8")
+    answer = attnbench("diff baseline.txt current.txt --json c.json")
+    assert answer.code == code, answer.err
+    (row,) = json.loads(Path("c.json").read_text("utf-8"))["rows"]
+    assert (row["verdict"], row["a_ms"], row["b_ms"]) == (verdict, pytest.approx(2.456), pytest.approx(current))
+    assert "rests on means of another program's file, without samples" in answer.out.replace("\n", " ")
+    if code == 3:
+        assert answer.err == ("attnbench diff: nothing could be judged: every row is unclear; --replicates 3 makes it "
+                              "clear; exit 3\n")
+    for name in ("baseline", "current"):
+        assert attnbench(f"import {name}.txt --out results").code == 0
+    paths = sorted(map(str, Path("results").glob("*.json")))
+    assert attnbench(["diff", *paths, "--exit-zero"]).code == 0
+    answer = attnbench("diff baseline.txt ./baseline.txt")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
 
 
 def test_what_got_better_does_not_fail(attnbench, runs):
@@ -105,15 +174,16 @@ def test_several_files_a_side_and_a_comma_in_a_name(attnbench, runs):
     assert {tuple(row["processes"]) for row in json.loads(answer.out)["rows"]} == {(1, 2)}
 
 
-def test_rows_without_times_are_counted_and_hold_no_gate(attnbench, runs):
+def test_rows_without_times_are_counted_and_are_no_gate(attnbench, runs):
     a, _ = runs
     for name, number in (("c.json", "00000001"), ("d.json", "00000002")):
         write(dataclasses.replace(a, id=number, records=tuple(
             dataclasses.replace(one, time=None) for one in a.records)), name)
     answer = attnbench("diff c.json d.json --fail-over 3")
     assert answer.out.splitlines()[-1] == f"{len(a.records)} without times"
-    assert answer.code == 0
-    assert answer.err == "attnbench diff: no row has a time in both, so none was held against --fail-over\n"
+    assert answer.code == 3
+    assert answer.err == "attnbench diff: nothing could be judged: no row has a time in both; exit 3\n"
+    assert attnbench("diff c.json d.json --exit-zero").code == 0
     assert attnbench("diff c.json a.json").out.splitlines()[-1] == f"{len(a.records)} without times"
     assert len(json.loads(attnbench("diff c.json d.json --json -").out)["untimed"]) == len(a.records)
 
@@ -183,7 +253,8 @@ def test_mistakes_are_answered_in_one_line(attnbench, runs, words, said):
 
 
 def test_it_runs_without_torch(attnbench, runs, no_torch):
-    assert attnbench("diff a.json 5e6f7a8b").code == 0
+    answer = attnbench("diff a.json 5e6f7a8b --exit-zero")
+    assert (answer.code, answer.err) == (0, "")
 
 
 def test_hostile_names_stay_text(attnbench, runs):

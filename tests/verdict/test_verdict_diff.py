@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.record import Environment, Memory, Record, Run, Settings, Status, Time
+from attnbench.record import Environment, Memory, Record, Run, Settings, Status, Time, Yardstick
 from attnbench.verdict.diff import diff
 
 CARD = Environment(os="Linux", python="3.12", torch="2.11", triton="3.6", gpu="NVIDIA H200", gpu_uuid="GPU-0")
@@ -29,20 +30,32 @@ def make_record(case, backend, time, **changed):
                       "status": Status.PASSED, "time": time, "memory": Memory(peak_allocated_mb=64.0)} | changed))
 
 
+def make_yardsticks(factor, lots, drift, offset, *, samples=40, flops=7):
+    """A matmul and a copy beside the rows of a case."""
+    return {name: Yardstick(flops=flops, bytes=9, rounds=tuple(range(samples)),
+                            samples_ms=make_time(level * factor * lots.gauss(1.0, offset), lots, drift=drift,
+                                                 samples=samples).samples_ms)
+            for name, level in (("matmul", 0.03), ("copy", 0.05))}
+
+
 def make_run(seed, *, cases=4, backends=BACKENDS, factors=None, machine=1.0, replicates=1, offset=0.002,
-             source="one", clock=None, change_time=None, **changed):
-    """A run; `factors` by backend are what its code takes longer, and its source is then `source`."""
+             source="one", clock=None, change_time=None, code=1.0, yardsticks=None, **changed):
+    """A run; `factors` by backend are what its code takes longer, and its source is then `source`.
+
+    `machine` is what everything takes longer, `code` all rows of unchanged source, `yardsticks` what these do.
+    """
     lots, records = random.Random(seed), []
     for replicate in range(replicates):
         for case in range(cases):
             drift = [machine * (1.0 + 0.002 * lots.gauss(0, 1) + 0.001 * at) for at in range(40)]
+            beside = make_yardsticks(yardsticks, lots, drift, offset) if yardsticks else {}
             for name, level in backends.items():
-                factor = (factors or {}).get(name, 1.0)
+                factor = code * (factors or {}).get(name, 1.0)
                 clocks = [clock * lots.gauss(1.0, 0.004) for _ in drift] if clock else None
                 moved = [one * 1700.0 / mhz for one, mhz in zip(drift, clocks, strict=True)] if clocks else drift
                 time = make_time(level * (1 + case) * factor * lots.gauss(1.0, offset), lots, drift=moved,
                                  clocks=clocks, **(change_time or {}))
-                records.append(make_record(case, name, time, replicate=replicate,
+                records.append(make_record(case, name, time, replicate=replicate, yardsticks=beside,
                                            group=f"s{case}#{replicate}" if replicate else f"s{case}",
                                            source_hash=source if factors and name in factors else "one"))
     values = {"id": f"{seed:08x}", "suite": "quick", "command": "", "started": "2026-11-20T12:00:00Z",
@@ -68,7 +81,10 @@ def test_equal_code_on_a_machine_that_slowed_down_is_the_same():
     assert set(verdicts(found)) == {"same"}
     assert len(found.changes) == 20
     assert all(0.05 < one.time_change < 0.09 for one in found.changes)
-    assert any("took +7" in note and "taken out" in note for note in found.notes)
+    assert (found.shift.cause, found.shift.shown) == ("unknown", True)
+    assert found.shift.change == pytest.approx(0.07, abs=0.005)
+    assert found.is_slower_throughout(0.03)
+    assert not found.is_slower_throughout(0.03, machine_may_move=True)
 
 
 @pytest.mark.parametrize("replicates", [1, 3])
@@ -148,7 +164,7 @@ def test_unchanged_rows_of_other_cases_stand_in():
     assert own.references == ()
 
 
-def test_two_processes_without_samples_are_compared_one_is_not():
+def test_processes_without_samples_are_compared():
     def imported(seed, count, factor=1.0):
         runs = [make_run(seed + at, factors={"mine": factor}, change_time={"samples_ms": (), "rounds": ()})
                 for at in range(count)]
@@ -160,11 +176,21 @@ def test_two_processes_without_samples_are_compared_one_is_not():
             one.time, median_ms=one.time.median_ms * lots.gauss(1.0, 0.001))) for one in run.records))
 
     alone = diff(imported(30, 1), imported(40, 1, 1.3))
-    assert set(verdicts(alone)) == {"unclear"}
-    assert alone.changes[0].low is None
-    assert alone.changes[0].smallest is None
-    assert "fewer than three samples" in alone.changes[0].remark
+    assert verdicts(alone, "mine") == ["slower"] * 4
+    assert not {"slower", "faster"} & set(verdicts(alone, "base") + verdicts(alone, "third"))
+    (first, *_) = [one for one in alone.changes if one.key[2] == "mine"]
+    assert first.remark.startswith("rests on medians of another program's file, without samples")
+    assert first.smallest > 0.04
     assert "slower" in verdicts(diff(imported(30, 6), imported(40, 6, 1.3)), "mine")
+
+
+def test_two_samples_say_nothing_of_their_own_error():
+    few = {"samples_ms": (1.0, 1.001), "rounds": (0, 1)}
+    found = diff([make_run(30, change_time=few)], [make_run(31, change_time=few)])
+    assert set(verdicts(found)) == {"unclear"}
+    assert found.changes[0].low is None
+    assert "fewer than three samples" in found.changes[0].remark
+    assert not found.has_judged
 
 
 def test_a_machine_in_uproar_is_unclear_not_an_alarm():
@@ -181,6 +207,158 @@ def test_same_can_be_asked_to_mean_less():
     a, b = [make_run(16)], [make_run(17)]
     assert set(verdicts(diff(a, b, same_within=0.001))) == {"unclear"}
     assert set(verdicts(diff(a, b, same_within=0.2))) == {"same"}
+
+
+# ── all rows together: the machine, or the code ────────────────────────────────────────────────────
+
+ALONE = {"mine": 1.0}
+
+
+@pytest.mark.parametrize("replicates", [1, 3])
+@pytest.mark.parametrize(("backends", "source"), [(ALONE, "two"), (ALONE, "one"), (BACKENDS, "one")])
+def test_all_rows_slower_beside_unmoved_yardsticks_are_the_code(replicates, backends, source):
+    changed = dict.fromkeys(backends, 1.0)
+    a = make_run(50, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=replicates)
+    b = make_run(51, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=replicates, code=1.03,
+                 source=source, machine=0.99)
+    found = diff([a], [b])
+    assert verdicts(found) == ["slower"] * 12 * len(backends)
+    assert found.shift.cause == "code"
+    assert found.shift.low < 0.03 < found.shift.high
+    assert found.shift.change == pytest.approx(0.03, abs=0.004)
+    assert found.shift.yardsticks == pytest.approx({"matmul": -0.01, "copy": -0.01}, abs=0.004)
+    assert found.is_slower_throughout(0.02, machine_may_move=True)
+    assert not found.is_slower_throughout(0.05)
+    assert {one.key[2] for one in found.changes} == set(backends), "yardsticks are no rows"
+
+
+@pytest.mark.parametrize("backends", [ALONE, BACKENDS])
+def test_all_rows_slower_with_the_yardsticks_are_the_machine(backends):
+    changed = dict.fromkeys(backends, 1.0)
+    runs = [make_run(52 + at, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=3,
+                     machine=machine, source=f"{at}") for at, machine in enumerate((1.0, 1.035))]
+    found = diff(runs[:1], runs[1:])
+    assert not {"slower", "faster"} & set(verdicts(found))
+    assert (found.shift.cause, found.shift.shown) == ("machine", True)
+    assert found.shift.change == found.shift.time_change == pytest.approx(0.035, abs=0.003)
+    assert found.is_slower_throughout(0.03)
+    assert not found.is_slower_throughout(0.03, machine_may_move=True)
+    faster = diff(runs[1:], runs[:1]).shift
+    assert (faster.cause, faster.change) == ("machine", pytest.approx(-0.034, abs=0.003))
+
+
+def test_yardsticks_that_moved_apart_part_nothing():
+    """A matmul 4 % slower and a copy that stayed: rows between the two may be either."""
+    a, b = (make_run(54 + at, cases=12, backends=ALONE, factors={"mine": 1.0}, code=code, yardsticks=1.0,
+                     replicates=3, source=f"{at}") for at, code in enumerate((1.0, 1.02)))
+    slower = {id(one): one.yardsticks | {"matmul": dataclasses.replace(
+        one.yardsticks["matmul"], samples_ms=tuple(1.04 * ms for ms in one.yardsticks["matmul"].samples_ms))}
+        for one in b.records}
+    b = dataclasses.replace(b, records=tuple(
+        dataclasses.replace(one, yardsticks=slower[id(one)]) for one in b.records))
+    found = diff([a], [b])
+    assert not {"slower", "faster"} & set(verdicts(found))
+    assert found.shift is None or found.shift.cause == "unknown"
+
+
+def test_a_run_slower_throughout_is_not_the_same_without_yardsticks_either():
+    found = diff([make_run(56)], [make_run(57, code=1.6)])
+    assert found.shift.cause == "unknown"
+    assert found.shift.change == pytest.approx(0.6, abs=0.02)
+    assert found.is_slower_throughout(0.03)
+    assert diff([make_run(58)], [make_run(59)]).shift is None
+
+
+def test_one_backend_of_several_is_no_shift_of_all_rows():
+    found = diff([make_run(60, yardsticks=1.0, replicates=3)],
+                 [make_run(61, yardsticks=1.0, replicates=3, factors={"mine": 1.2}, source="two")])
+    assert found.shift is None
+    assert verdicts(found, "mine") == ["slower"] * 4
+    assert found.changes[0].references == ("other", "third", "fourth", "yardstick matmul", "yardstick copy")
+
+
+def test_yardsticks_of_other_work_are_not_compared():
+    a, b = make_run(62, backends=ALONE, yardsticks=1.0), make_run(63, backends=ALONE, yardsticks=1.0)
+    other = {name: dataclasses.replace(one, flops=8) for name, one in b.records[0].yardsticks.items()}
+    found = diff([a], [edit(b, lambda one: True, yardsticks=other)])
+    assert all(not one.references for one in found.changes)
+
+
+def test_yardsticks_can_be_the_only_reference_or_none():
+    a, b = (make_run(64 + at, yardsticks=1.0, replicates=3) for at in range(2))
+    assert {one.references for one in diff([a], [b], references=["yardsticks"]).changes} == {
+        ("yardstick matmul", "yardstick copy")}
+    assert all("yardstick copy" not in one.references for one in diff([a], [b], references=["base"]).changes)
+    assert all(not one.references for one in diff([a], [b], references=[]).changes)
+    with pytest.raises(UsageError, match="--reference=yardsticks is not known"):
+        diff([make_run(66)], [make_run(67)], references=["yardsticks"])
+
+
+def test_yardsticks_of_a_group_in_parts_stand_beside_every_part():
+    """Rounds of a later part go on counting, and each record has the yardsticks of its own rounds."""
+    def parted(run):
+        later = {name: dataclasses.replace(one, rounds=tuple(40 + at for at in one.rounds))
+                 for name, one in run.records[0].yardsticks.items()}
+        return edit(run, lambda one: one.backend == "mine", yardsticks=later)
+
+    a, b = (parted(make_run(seed, cases=1, yardsticks=1.0, machine=machine))
+            for seed, machine in ((68, 1.0), (69, 1.1)))
+    found = diff([a], [b])
+    assert found.shift.yardsticks == pytest.approx({"matmul": 0.1, "copy": 0.1}, abs=0.01)
+
+
+# ── one process a side ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_alone_may_be_luck_in_one_process_and_not_in_three():
+    def one_row(seed, replicates, factor=1.0):
+        run = make_run(seed, replicates=replicates, cases=6, yardsticks=1.0, factors={"mine": 1.0}, source=str(seed))
+        return edit_time(run, lambda one: one.backend == "mine" and one.case_id == "s2", factor)
+
+    def edit_time(run, match, factor):
+        return dataclasses.replace(run, records=tuple(dataclasses.replace(one, time=dataclasses.replace(
+            one.time, samples_ms=tuple(factor * ms for ms in one.time.samples_ms))) if match(one) else one
+            for one in run.records))
+
+    alone = {one.key[1:3]: one for one in diff([one_row(70, 1)], [one_row(71, 1, 1.035)]).changes}["s2", "mine"]
+    assert alone.verdict == "unclear"
+    assert alone.low > 0.0, "its samples show it"
+    assert re.fullmatch(r"\+3\.\d % in one process a side may be luck of its placement; `--replicates 3`, .* tell",
+                        alone.remark)
+    assert alone.smallest > 0.04
+    three = {one.key[1:3]: one.verdict for one in diff([one_row(72, 3)], [one_row(73, 3, 1.035)]).changes}
+    assert three["s2", "mine"] == "slower"
+    assert list(three.values()).count("slower") == 1
+
+
+def test_many_rows_that_moved_together_are_no_luck():
+    a, b = (make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}")
+            for seed, factor in ((74, 1.0), (75, 1.03)))
+    found = diff([a], [b])
+    assert verdicts(found, "mine") == ["slower"] * 12
+    assert set(verdicts(found)) == {"slower", "same"}
+    assert {one.remark for one in found.changes if one.key[2] == "mine"} == {
+        "one of the rows that moved together, by +3.0 % over 12 cases; alone it shows nothing"}
+
+
+@pytest.mark.parametrize("replicates", [1, 3])
+def test_half_of_the_rows_do_not_carry_the_others_along(replicates):
+    both = {name: BACKENDS[name] for name in ("base", "mine")}
+    found = diff([make_run(76, cases=12, backends=both, replicates=replicates)],
+                 [make_run(77, cases=12, backends=both, replicates=replicates, factors={"mine": 1.04}, source="two")])
+    assert verdicts(found, "mine") == ["slower"] * 12
+    assert not {"slower", "faster"} & set(verdicts(found, "base"))
+    assert found.shift is None
+
+
+def test_a_row_that_did_not_go_along_is_not_called():
+    a, b = (make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}", replicates=3)
+            for seed, factor in ((78, 1.0), (79, 1.03)))
+    stayed = next(one for one in a.records if (one.backend, one.case_id) == ("mine", "s5"))
+    b = edit(b, lambda one: (one.backend, one.case_id) == ("mine", "s5"), time=stayed.time)
+    verdict = {one.key[1]: one.verdict for one in diff([a], [b]).changes if one.key[2] == "mine"}
+    assert verdict.pop("s5") not in ("slower", "faster")
+    assert set(verdict.values()) == {"slower"}
 
 
 # ── clocks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,8 @@ def benchmark():
 
 
 def setting(benchmark, name):
-    return next(one for one in benchmark.SETTINGS if one.name == name)
+    return next(one for one in (*benchmark.SETTINGS, *benchmark.EVERY_DISTRIBUTION, *benchmark.ONE_BACKEND,
+                                *benchmark.FEW) if one.name == name)
 
 
 @pytest.mark.parametrize(("name", "grids"), [("one process a side", 30), ("3 replicates a side", 15),
@@ -41,6 +42,32 @@ def test_equal_code_raises_no_alarm(benchmark, name, grids):
     # At one alarm in twenty grids, more than this many come in one of 500 seeds; far fewer are wanted.
     allowed = {30: 5, 15: 4}[grids]
     assert benchmark.alarms(setting(benchmark, name), grids)["grids_with_alarm"] <= allowed // 2
+
+
+UNEVEN = ("offsets N(0, 1 %)", "offsets t3 × .4 %", "5 % of rows +3 %")
+
+
+@pytest.mark.parametrize("offsets", UNEVEN)
+def test_processes_that_differ_unevenly_raise_no_alarm(benchmark, offsets):
+    """One process a side, with yardsticks and without: before, 14 to 85 of 100 such diffs had an alarm."""
+    both = [one for one in benchmark.EVERY_DISTRIBUTION if one.name == f"one process, {offsets}"]
+    assert [one.yardsticks for one in both] == [False, True]
+    assert sum(benchmark.alarms(one, 12)["grids_with_alarm"] for one in both) <= 3
+
+
+@pytest.mark.parametrize(("name", "called"), [
+    ("one process, one backend, offsets N(0, .3 %)", 0.95), ("3 replicates, one backend, offsets N(0, 1 %)", 0.9),
+    ("3 replicates, one backend, 5 % of rows +3 %", 0.95), ("3 replicates, all rows, offsets N(0, .3 %)", 0.95)])
+def test_three_per_cent_of_all_rows_are_called_beside_yardsticks(benchmark, name, called):
+    found = benchmark.alarms(setting(benchmark, name), 5, 0.03)
+    assert found["changed"]["slower"] >= called * sum(found["changed"].values())
+    assert found["causes"] == {"code": 5}
+
+
+def test_a_machine_three_per_cent_slower_is_named(benchmark):
+    found = benchmark.alarms(setting(benchmark, "3 replicates, the machine, offsets N(0, .3 %)"), 6, 0.03)
+    assert found["causes"] == {"machine": 6}
+    assert found["grids_with_alarm"] <= 1
 
 
 @pytest.mark.parametrize(("samples", "replicates"), [(1, 3), (2, 1), (3, 1)])
@@ -72,7 +99,7 @@ def test_what_simpler_rules_say_of_the_same_grids(benchmark):
         lots = random.Random(f"simpler {grid}")
         rows = lay_out(*benchmark.simulate(replicated, 0.03, lots))
         cases = _by_case(rows)
-        flags = _flags(cases, None)
+        flags = _flags(cases, [[] for _ in cases], None)
         contrasts = contrasts_of(levels(cases, flags), flags, (1, 1))
         ours = judge(levels(cases, flags), flags, (1, 1), 0.03)
         reach = quantile((1.0 + each(0.95, 60)) / 2.0, 4)
@@ -105,6 +132,14 @@ def test_the_committed_result_meets_what_was_asked_for():
     result = json.loads((ROOT / "benchmarks/results/diff-simulated.json").read_text("utf-8"))
     for equal in result["grids"][::2]:
         assert equal["grids_with_alarm"] <= 0.05 * equal["grids"], equal["setting"]["name"]
+    changed = {(one["setting"]["name"], one["setting"]["yardsticks"]): one for one in result["grids"][1::2]}
+    for (name, _), one in changed.items():
+        whole, cases = sum(one["changed"].values()), "one backend" in name or "all rows" in name
+        if name.startswith("3 replicates") and cases:
+            assert one["changed"]["slower"] >= 0.95 * whole, name
+            assert one["causes"].get("code", 0) >= 0.95 * one["grids"], name
+        if "the machine" in name:
+            assert one["causes"].get("machine", 0) >= 0.8 * one["grids"], name
     equal, changed = next((one, two) for one, two in zip(result["grids"][::2], result["grids"][1::2], strict=True)
                           if one["setting"]["name"] == "3 replicates a side")
     assert equal["grids"] >= 200

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.cli.saved import read_run
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import RunFileError, UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.store.files import is_file
 
@@ -25,17 +25,21 @@ NO_REFERENCE = "none"
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("a", metavar="A", help=(
-        "run file, or the id of a run in --out or in the history; several, with commas, are more processes of the same "
-        "code"))
+        "run file, the id of a run in --out or in the history, or a file that `attnbench import` reads; several, with "
+        "commas, are more processes of the same code"))
     parser.add_argument("b", metavar="B", help="the same of the other side")
     group = parser.add_argument_group("judging")
     group.add_argument("--reference", metavar="NAMES", help=(
-        "backends that stayed the same: rows are judged by their ratio to these; none: by their own times (default: "
-        "those with one version and source in A and B)"))
+        "what stayed the same: rows are judged by their ratio to these backends, or to `yardsticks`; none: by their "
+        "own times (default: the backends with one version and source in A and B, and the yardsticks)"))
     group.add_argument("--same-within", metavar="PERCENT", help="what `same` rules out (default: 3)")
     group.add_argument("--fail-over", metavar="PERCENT", help=(
-        "exit 1 if a row is `slower` by more than this, or passed in A and is wrong, out of memory, crashed or failed "
-        "in B (default: exit 0 whatever is found)"))
+        "exit 1 only for what is slower by more than this: a row, or all rows together (default: any row that is "
+        "`slower`, all rows together by more than --same-within); a row that passed in A and is wrong, out of memory, "
+        "over time, crashed or failed in B always counts"))
+    group.add_argument("--machine-may-move", action="store_true", help=(
+        "a shift of all rows counts only where the yardsticks show that it is the code's"))
+    group.add_argument("--exit-zero", action="store_true", help="exit 0 whatever is found")
     group.add_argument("--across", metavar="NAMES", help=(
         "compare although these differ: timer, l2, regime, card, input (default: refuse)"))
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
@@ -48,11 +52,12 @@ def add_arguments(parser: Parser) -> None:
     parser.example("attnbench diff 1a2b3c4d 5e6f7a8b",
                    "attnbench diff before.json after.json --fail-over 3 --md diff.md",
                    "attnbench diff old-1.json,old-2.json new-1.json,new-2.json",
-                   remark=LEGEND)
+                   "attnbench diff baseline.txt current.txt --exit-zero",
+                   remark=f"{LEGEND} Exit codes: 0 nothing is worse, 1 something is, 3 nothing could be judged.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; 1 if --fail-over is given and something is worse by more than it."""
+    """Compare; 1 if something is worse, 3 if nothing could be judged."""
     from attnbench.report.diff import markdown, render_diff, to_json
     from attnbench.store.files import check_writable, write_bytes
     from attnbench.verdict.diff import SAME_WITHIN, diff
@@ -78,21 +83,25 @@ def run(args: argparse.Namespace) -> int:
     for name, path in asked.items():
         if path == "-":
             Output().line(texts[name].rstrip("\n"))
-    return _exit_code(found, limit, output)
+    return 0 if args.exit_zero else _exit_code(found, limit, args.machine_may_move, output)
 
 
-def _exit_code(found: Diff, limit: float | None, output: Output) -> int:
-    if limit is None:
-        return 0
-    if not found.changes:
-        output.note(f"{WHO}: no row has a time in both, so none was held against --fail-over")
-    slower, lost = found.slower_than(limit), found.regressions()
-    if not slower and not lost:
-        return 0
-    words = [f"{len(slower)} slower by more than {100 * limit:g} %"] if slower else []
+def _exit_code(found: Diff, limit: float | None, machine_may_move: bool, output: Output) -> int:
+    slower, lost = found.slower_than(limit or 0.0), found.regressions()
+    most = found.same_within if limit is None else limit
+    beyond = f" by more than {100 * limit:g} %" if limit else ""
+    words = [f"{len(slower)} slower{beyond}"] if slower else []
+    if found.is_slower_throughout(most, machine_may_move=machine_may_move):
+        words.append(f"all rows slower by more than {100 * most:g} %")
     words += [f"{len(lost)} lost"] if lost else []
-    output.note(f"{WHO}: {', '.join(words)}; exit 1")
-    return 1
+    if words:
+        output.note(f"{WHO}: {', '.join(words)}; exit 1")
+        return 1
+    if found.has_judged:
+        return 0
+    why = "every row is unclear; --replicates 3 makes it clear" if found.changes else "no row has a time in both"
+    output.note(f"{WHO}: nothing could be judged: {why}; exit 3")
+    return 3
 
 
 def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
@@ -107,12 +116,32 @@ def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
         sides.append([])
         # A comma may also be part of a file's name.
         for name in [text] if is_file(text) else _names("RUN", text) or []:
-            path, run = read_run(name, folder, WHO, statistics=False)
-            if run.id in seen:
-                raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {seen[run.id]} is", "each run once"))
-            seen[run.id] = path
+            path, run = _read(name, folder)
+            place = str(path.resolve())  # what is imported has a new id each time
+            if run.id in seen or place in seen:
+                first = seen.get(run.id, path)
+                raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {first} is", "each run once"))
+            seen[run.id] = seen[place] = path
             sides[-1].append(run)
     return sides
+
+
+def _read(name: str, folder: str) -> tuple[Path, Run]:
+    """A run, or a file of a seed's layout.
+
+    Raises:
+        UsageError: there is none.
+        RunFileError: it cannot be read as either.
+    """
+    from attnbench.store.layouts import layout_names, load_layout
+
+    try:
+        return read_run(name, folder, WHO, statistics=False)
+    except RunFileError:
+        for layout in map(load_layout, layout_names()):
+            if layout.recognises(Path(name)):
+                return Path(name), layout.read(name)
+        raise
 
 
 def _names(flag: str, text: str | None) -> list[str] | None:

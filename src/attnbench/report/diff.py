@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,9 @@ from attnbench.report.table import VERDICTS, fitting
 from attnbench.store import figures
 from attnbench.store.block import Column, backend_name
 from attnbench.store.exports.md import plain, row
-from attnbench.verdict.change import Change, Diff, RowKey, Turned, key_of
+from attnbench.verdict.beside import NAME as YARDSTICKS
+from attnbench.verdict.beside import PREFIX
+from attnbench.verdict.change import Change, Diff, RowKey, Shift, Turned, key_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +35,8 @@ LOUD = ("slower", "faster", "unclear", "same")
 """Verdicts in the order of interest."""
 MOST_TOLD = 10.0
 "Intervals wider than that have no digits worth reading."
+STEADY_CLOCK = 0.005
+"Share by which a clock has to differ to be named."
 STEADY_MB = 0.05
 "Memory is shown to a tenth of a MiB."
 
@@ -47,6 +52,8 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
         everything: rows that are the same too, however many.
     """
     paper = Paper(console)
+    if found.shift is not None:
+        paper.line(shift_line(found.shift), "bold red" if found.shift.change > 0.0 else "bold green")
     paper.title(f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}", "")
     for machine in found.machines:
         paper.line(machine, style="dim")
@@ -67,7 +74,8 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
 def markdown(found: Diff) -> str:
     """A diff for a pull request: what changed first, what is the same folded away."""
     title = f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}"
-    lines = [f"### attnbench diff {title}", "", f"**{plain(summary(found))}**", "",
+    lines = [f"**{plain(shift_line(found.shift))}**", ""] if found.shift else []
+    lines += [f"### attnbench diff {title}", "", f"**{plain(summary(found))}**", "",
              *(plain(machine) + "  " for machine in found.machines), ""]
     loud = [one for one in found.changes if one.verdict != "same"]
     same = [one for one in found.changes if one.verdict == "same"]
@@ -83,7 +91,9 @@ def markdown(found: Diff) -> str:
 def to_json(found: Diff) -> str:
     """Everything that a diff says, rows by what pairs them; changes are shares, + is slower."""
     data = {
-        "a": found.a_ids, "b": found.b_ids, "same_within": found.same_within, "machines": found.machines,
+        "a": found.a_ids, "b": found.b_ids,
+        "shift": None if found.shift is None else dataclasses.asdict(found.shift),
+        "same_within": found.same_within, "machines": found.machines,
         "rows": [_named(one.key) | {
             name: getattr(one, name) for name in
             ("verdict", "change", "low", "high", "smallest", "a_ms", "b_ms", "time_change", "clock_change",
@@ -96,6 +106,26 @@ def to_json(found: Diff) -> str:
         "notes": found.notes,
     }
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def shift_line(shift: Shift) -> str:
+    """One line: what all rows did together, and whose doing that was."""
+    beside = ", ".join(f"{name} {_percent(share)} %" for name, share in shift.yardsticks.items())
+    change = f"{_percent(shift.change)} %"
+    if shift.cause == "code":
+        ends = "" if shift.low is None else f" ({_percent(shift.low)} to {_percent(shift.high)})"
+        return (f"all rows: {change}{ends} against the yardsticks ({beside}): the code, or what it is built with, not "
+                "the machine")
+    if shift.cause == "machine":
+        told = [f"yardsticks {beside}"] if beside else []
+        if abs(shift.clock_change or 0.0) > STEADY_CLOCK:
+            told.append(f"SM clock {_percent(shift.clock_change)} %")
+        words = f"all rows: {change} ({'; '.join(told)}): the machine; taken out of the changes"
+    elif beside:
+        words = f"all rows: {change}, the yardsticks {beside}: these do not tell machine from code; --replicates 3 may"
+    else:
+        words = f"all rows: {change}; without yardsticks on both sides nothing tells machine from code"
+    return words if shift.shown else f"{words} (two runs may differ by as much)"
 
 
 def summary(found: Diff) -> str:
@@ -188,7 +218,9 @@ def _line(one: Change, unit: figures.Unit) -> Cells:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 3 else f"{len(names)} unchanged"
+    backends = [name for name in names if not name.startswith(PREFIX)]
+    words = [f"{len(backends)} unchanged"] if len(backends) > 2 else backends
+    return ", ".join([*words, YARDSTICKS] if len(backends) < len(names) else words)
 
 
 def _percent(share: float | None) -> str:

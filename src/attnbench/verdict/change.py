@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from attnbench.record import Record, Status
 from attnbench.stats.ratio import Verdict
+
+Cause = Literal["code", "machine", "unknown"]
+"""Of a shift of all rows; unknown: there are no yardsticks, or they do not tell."""
 
 RowKey = tuple[str, str, str, str | None]
 """Workload, case id, backend, configuration: what pairs a row of A with one of B."""
@@ -37,7 +42,7 @@ class Change:
     memory_change_mb: float | None
     processes: tuple[int, int]
     references: tuple[str, ...]
-    "backends that stayed the same, whose changes are taken out; empty: the time itself is judged"
+    "backends that stayed the same and yardsticks, whose changes are taken out; empty: the time itself is judged"
     remark: str | None = None
     "what a reader of the verdict must know"
 
@@ -61,11 +66,33 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """What all rows changed by together.  Changes are shares of A's time: +0.03 is 3 % slower in B."""
+
+    cause: Cause
+    change: float
+    "code: against the yardsticks; else of the times as they are"
+    low: float | None
+    high: float | None
+    "interval of the first; None where the rows show it one by one, and of the times as they are"
+    time_change: float
+    "median of the times as they are"
+    yardsticks: Mapping[str, float]
+    "what each of them changed by"
+    clock_change: float | None
+    "of the SM clock"
+    shown: bool
+    "beyond what two runs of the same code differ by"
+
+
+@dataclass(frozen=True, slots=True)
 class Diff:
     """Two groups of runs compared."""
 
     a_ids: tuple[str, ...]
     b_ids: tuple[str, ...]
+    shift: Shift | None
+    "of all rows together; None where they did not move together"
     changes: tuple[Change, ...]
     "in the order of A"
     turned: tuple[Turned, ...]
@@ -88,6 +115,23 @@ class Diff:
         """
         return [one for one in self.changes if one.verdict == "slower" and one.change is not None
                 and one.change > share]
+
+    def is_slower_throughout(self, share: float, *, machine_may_move: bool = False) -> bool:
+        """Whether all rows together are shown slower by more than `share`.
+
+        Args:
+            share: of A's time.
+            machine_may_move: only what is the code's counts.
+        """
+        one = self.shift
+        return (one is not None and one.shown and one.change > share
+                and (one.cause == "code" or not machine_may_move))
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether any row, or all together, got a verdict."""
+        return bool(self.turned) or any(one.verdict != "unclear" for one in self.changes) or (
+            self.shift is not None and self.shift.shown)
 
     def regressions(self) -> list[Turned]:
         """Rows that passed in A and did not end well in B."""

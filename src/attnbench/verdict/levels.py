@@ -32,6 +32,9 @@ WINSOR = 6.0
 FEWEST = 3
 """Samples below which a process says nothing of its error: two lie close together by luck one time in ten."""
 
+IMPORTED_ERROR, IMPORTED_DEGREES = 0.01, 4
+"""Standard error, at least, of a time without samples, and what that is taken for: nobody knows how it was taken."""
+
 FEWEST_PAIRED = 6
 CELLS = 1_500_000
 """Samples held in one matrix: bounds the memory of a diff of long series."""
@@ -44,7 +47,7 @@ class Level:
     value: float
     "of the time in ms, at the row's clock, drift taken out"
     error: float | None
-    "standard error that the samples give it; None from fewer than `FEWEST` of them or an imported median"
+    "standard error that the samples give it; None from fewer than `FEWEST` of them"
     raw: float
     "of the median time as it is"
     clock: float | None
@@ -107,7 +110,7 @@ def _levels(cases: list[Sequence[Row]], flags: list[Sequence[bool]]) -> list[lis
             for side in (0, 1):
                 for place, record in row.timed(side).items():
                     if (time := _sampled(record)) is None:
-                        found[number].sides[side][place] = _imported(record)
+                        found[number].sides[side][place] = _imported(row, record)
                     else:
                         series.append(_Series(number, case, side, place, time))
             number += 1
@@ -214,13 +217,13 @@ def _take_drift(times: Any, middles: Any, corners: Any, members: list[int], flag
         return
     deviations = {index: times[index] - middles[index] for index in references}
     usual = float(np.median(corners[members]))
-    drift = np.median(list(deviations.values()), axis=0)
+    drift = _middle(list(deviations.values()))  # rounds without a yardstick have those of the others
     new = {}
     for index, flag in zip(members, flags, strict=True):
         others = [deviations[one] for one in references if one != index] if flag else None
         if others is not None and not others:
             continue
-        shared = drift if others is None else others[0] if len(others) == 1 else np.median(others, axis=0)
+        shared = drift if others is None else _middle(others)
         paired = times[index] - shared
         if np.isfinite(paired).sum() >= FEWEST_PAIRED:
             new[index] = paired
@@ -229,13 +232,32 @@ def _take_drift(times: Any, middles: Any, corners: Any, members: list[int], flag
         times[index] = paired
 
 
+def _middle(deviations: list[Any]) -> Any:
+    """Median of the deviations of each round; NaN where there is none."""
+    import numpy as np
+
+    return deviations[0] if len(deviations) == 1 else medians(np.array(deviations).T)
+
+
 def _sampled(record: Record) -> Time | None:
     time = record.time
     return time if time is not None and any(sample > 0.0 for sample in time.samples_ms) else None
 
 
-def _imported(record: Record) -> Level:
+def _imported(row: Row, record: Record) -> Level:
+    """The level of a time without samples: by medians where all processes of a row have one, else by means."""
     time = record.time
     assert time is not None  # rows come with a time
-    raw = math.log(time.median_ms) if time.median_ms else math.nan
-    return Level(raw, None, raw, None)
+    times = [one.time for side in (0, 1) for one in row.timed(side).values() if one.time]
+    figure = time.median_ms if all(one.samples_ms or one.median_ms for one in times) else time.mean_ms
+    raw = math.log(figure or time.median_ms or time.mean_ms or math.nan)
+    return Level(raw, _imported_error(time), raw, None, IMPORTED_DEGREES)
+
+
+def _imported_error(time: Time) -> float:
+    middle, error = time.mean_ms or time.median_ms or math.nan, 0.0
+    if time.std_ms is not None and time.num_samples:
+        error = time.std_ms / middle / math.sqrt(time.num_samples)
+    elif time.min_ms is not None:
+        error = (middle - time.min_ms) / middle / 4.0
+    return max(IMPORTED_ERROR, error)

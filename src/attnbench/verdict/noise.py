@@ -12,13 +12,16 @@ raise any alarm, and the share of 3 % slowdowns that is called.
     medians, by the intervals of their samples               100 of 100      0.94
     ratio to the references, by its samples                  100 of 100      1.00
     the same, intervals of all rows holding together          91 of 100      1.00
-    this                                                       0 of 100      0.93
+    this                                                       0 of 100      1.00
 
     three processes a side
     ratio to the references, by its samples, all together     84 of 100      1.00
     Student's interval over processes                         94 of 100      1.00
     the same, all together                                     6 of 100      0.62
-    this                                                       2 of 100      1.00
+    this                                                       1 of 100      1.00
+
+With one process a side it is the backend's rows together (`together`) that are seen, since luck (`luck`) may do as much
+to a row alone.
 
 Samples alone take a process's offset for a change.  Processes row by row are honest but, three a side and
 sixty rows, nearly blind.  Only what the rows teach one another gives both.

@@ -121,4 +121,5 @@ def _conditions(run: Run, record: Record) -> Iterator[tuple[str, str | None]]:
 
 
 def _is_timed(record: Record) -> bool:
-    return record.time is not None and bool(record.time.samples_ms or record.time.median_ms)
+    time = record.time
+    return time is not None and any(one > 0.0 for one in (*time.samples_ms, time.median_ms or 0.0, time.mean_ms or 0.0))

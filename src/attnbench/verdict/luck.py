@@ -1,0 +1,57 @@
+"""What one process a side cannot show: rows that lie apart by luck of their placement.
+
+A process does not see its own offsets, and these need not be alike: most rows may lie within a few tenths
+of a per cent of another process's, and one in twenty three per cent off.  So a row that only one process a
+side measured is called changed only when it changed by more than `LEAST`, and by more than a multiple of
+the largest that luck did to the unchanged rows of the same diff.  The multiple follows from the tails:
+where these fall with the power k, the largest of m draws is more than c times the largest of n others
+with probability m / (m + n c^k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.verdict.contrast import Contrast, Contrasts
+from attnbench.verdict.together import Names
+
+LEAST = 0.04
+"""Change up to which luck is not ruled out, whatever the other rows show: of a few dozen, none may have been so
+unlucky."""
+
+TAILS = 3.0
+"""Power with which the tails of the offsets fall, at the slowest: that of Student's t with three degrees."""
+
+OF_CHANGED, OF_UNCHANGED = 0.012, 0.008
+"""Share of diffs of equal code in which luck alone may have a row of changed code called, and one of the others."""
+
+FEWEST = 10
+"""Unchanged rows that tell how far luck goes."""
+
+UNTOLD = 0.03
+"""Where fewer tell: the same for one row; the largest of m rows is larger by the root of power k of m.  Of Student's t
+with three degrees and a scale of 0.4 %, in 1 % of diffs."""
+
+
+class Luck:
+    """How large a change one process a side may show by luck."""
+
+    def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> None:
+        told = [(one, flag and one.has_reference)
+                for rows, flags, kinds in zip(contrasts, references, names, strict=True)
+                for one, flag, name in zip(rows, flags, kinds, strict=True) if name is not None and one is not None]
+        quiet = [one for one, flag in told if flag]
+        self._rows = set(map(id, quiet))
+        self._largest = [*sorted((abs(one.change) for one in quiet), reverse=True)[:2], 0.0, 0.0]
+        self._untold = UNTOLD * len(told) ** (1.0 / TAILS) if len(quiet) <= FEWEST else 0.0
+        changed = len(told) - len(quiet)
+        self._beyond = (changed / max(1, len(quiet)) * (1.0 / OF_CHANGED - 1.0)) ** (1.0 / TAILS)
+        self._among = (1.0 / OF_UNCHANGED - 1.0) ** (1.0 / TAILS)
+
+    def of(self, one: Contrast) -> float:
+        """Change up to which nothing is shown; 0 where processes of one side can be held against each other."""
+        if one.degrees:
+            return 0.0
+        is_quiet = id(one) in self._rows
+        other = self._largest[1 if is_quiet and abs(one.change) == self._largest[0] else 0]
+        return max(LEAST, self._untold, other * (self._among if is_quiet else self._beyond))

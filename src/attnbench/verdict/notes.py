@@ -1,0 +1,130 @@
+"""What a reader of a diff must know beside the figures: remarks on rows, notes on the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from attnbench.record import Run
+from attnbench.verdict.beside import PREFIX
+from attnbench.verdict.change import Change, Shift
+from attnbench.verdict.contrast import FEWEST_ELSEWHERE, MACHINE, PROCESS, clock_change
+from attnbench.verdict.judge import Judged
+from attnbench.verdict.levels import Leveled
+from attnbench.verdict.sides import Row
+
+MOVED_APART = 0.01
+"""Time and cycles that changed by amounts further apart are both said."""
+
+MORE = "`--replicates 3`, or more files a side,"
+
+
+def remark_of(row: Row, judged: Judged, time: float, clock: float | None) -> str | None:
+    """What a reader of one verdict must know.
+
+    Args:
+        row: with its records.
+        judged: the verdict.
+        time: logarithm of the time in B over that in A, as it is.
+        clock: the same of the SM clock.
+    """
+    words = [*_on_what(row, judged), *_on_clock(time, clock)]
+    return "; ".join(words) or None
+
+
+def _on_what(row: Row, judged: Judged) -> Iterator[str]:
+    """What a verdict rests on, where that is little."""
+    if judged.low is None or judged.high is None or judged.change is None:
+        yield "one process a side and fewer than three samples: nothing says how far apart two processes lie"
+        return
+    figures = [time for side in (0, 1) for one in row.timed(side).values() if (time := one.time)]
+    if not all(one.samples_ms for one in figures):
+        what = "medians" if all(one.samples_ms or one.median_ms for one in figures) else "means"
+        yield f"rests on {what} of another program's file, without samples: what these vary by is assumed"
+    if judged.together is not None and judged.verdict in ("slower", "faster"):
+        yield (f"one of the rows that moved together, by {percent(judged.together.change)} over "
+               f"{judged.together.cases} cases; alone it shows nothing")
+    elif judged.verdict == "unclear" and abs(judged.change) <= judged.luck and (judged.low > 0.0 or judged.high < 0.0):
+        yield f"{percent(judged.change)} in one process a side may be luck of its placement; {MORE} tell"
+
+
+def _on_clock(time: float, clock: float | None) -> Iterator[str]:
+    if clock is None or abs(clock) < MOVED_APART:
+        return
+    cycles = time + clock
+    words = f"clock {percent(clock)}, time {percent(time)}, cycles {percent(cycles)}"
+    if abs(cycles) < MOVED_APART:
+        yield f"{'slower' if clock < 0 else 'faster'} clock, same cycles ({words})"
+    else:
+        yield f"other clock, same time ({words})" if abs(time) < MOVED_APART else words
+
+
+def notes_of(changes: Sequence[Change], runs: tuple[Sequence[Run], Sequence[Run]], cases: Sequence[Sequence[Row]],
+             chosen: Sequence[Sequence[bool]], flags: Sequence[Sequence[bool]], leveled: Sequence[Sequence[Leveled]],
+             shift: Shift | None) -> Iterator[str]:
+    """What holds of the whole diff.
+
+    Args:
+        changes: of the rows.
+        runs: of both sides.
+        cases: rows, yardsticks among them.
+        chosen: references by source, or by name.
+        flags: those of them that were held on to.
+        leveled: levels of all rows.
+        shift: of all rows together.
+    """
+    alone = sum(min(one.processes) < 2 for one in changes)
+    if alone:
+        yield (f"{_of(alone, len(changes))} measured by one process on a side: {100 * PROCESS:g} % from process to "
+               f"process is assumed where unchanged rows do not show what it is; {MORE} would measure it")
+    bare = sum(not one.references for one in changes)
+    if bare:
+        yield (f"{_of(bare, len(changes))} with no unchanged backend and no yardstick beside: the machine is what "
+               f"unchanged rows of other cases show, and {100 * MACHINE:g} % off a run where there are fewer than "
+               f"{FEWEST_ELSEWHERE}")
+    if [list(one) for one in chosen] != [list(one) for one in flags]:
+        yield ("backends of the same version and source moved against the yardsticks: all rows are judged against the "
+               "yardsticks alone")
+    shifts = [side for rows, found, told in zip(cases, leveled, flags, strict=True)
+              for side in [_shift(found, told)] if side is not None]
+    if shift is None and shifts and abs(median(shifts)) > MOVED_APART:
+        yield (f"what stayed the same took {percent(median(shifts))} in B against A: the machine's doing, taken out "
+               "of the changes, not of the times")
+    clocks = [moved for found in leveled for one in found if (moved := clock_change(one)) is not None]
+    if clocks and abs(median(clocks)) > MOVED_APART:
+        yield f"the SM clock differed by {percent(median(clocks))} in B: changes are those at one clock"
+    changed = sorted({row.key[2] for rows, told in zip(cases, flags, strict=True)
+                      for row, flag in zip(rows, told, strict=True)
+                      if flag and not row.key[2].startswith(PREFIX) and not row.stayed()})
+    if changed:
+        yield f"{', '.join(changed)}: named as reference, though its version or source is another in B, or not known"
+    yield from _other_machine(*runs)
+
+
+def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
+    cards, tools = ([{getattr(one, name) for run in runs for one in run.environments} for runs in (a, b)]
+                    for name in ("gpu_uuid", "triton"))
+    torches = [{one.torch for run in runs for one in run.environments} for runs in (a, b)]
+    if torches[0] != torches[1]:
+        yield "another torch: its matmul, a yardstick, may be another too"
+    if cards[0] != cards[1]:
+        yield "another card: two of one model differ by percents, and only a reference takes that out"
+    if tools[0] != tools[1]:
+        yield "another Triton: what it compiles may have changed in references too, though their sources did not"
+
+
+def _shift(found: Sequence[Leveled], told: Sequence[bool]) -> float | None:
+    middles = [[median(level.raw for level in side.values()) for side in one.sides]
+               for one, flag in zip(found, told, strict=True) if flag]
+    shifts = [b - a for a, b in middles]
+    return median(shifts) if shifts else None
+
+
+def percent(log: float) -> str:
+    """A change by its logarithm, in per cent."""
+    return f"{100 * math.expm1(log):+.1f} %"
+
+
+def _of(count: int, total: int) -> str:
+    return f"{count} of {total} rows" if count < total else "all rows" if total > 1 else "the row"

@@ -1,0 +1,107 @@
+"""A run that is slower or faster throughout: the machine, or the code?
+
+Rows are judged against what stayed the same, and so a shift of all of them would not be in any verdict.
+The yardsticks part the two: all rows against them are the code (or what it is built with), the
+yardsticks with all rows are the machine.  Without yardsticks nothing parts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from attnbench.verdict.change import Shift
+from attnbench.verdict.contrast import MACHINE, clock_change
+from attnbench.verdict.judge import Judged
+from attnbench.verdict.levels import Leveled
+from attnbench.verdict.together import Names, against_yardsticks, shift_of
+
+SEEN = math.log1p(0.01)
+"""A shift of all rows that is said."""
+
+ALIKE = 0.9
+"""Share of the cases that went the way of the whole."""
+
+PART = 0.25
+"""Share of the whole by which each backend moved, at least."""
+
+CERTAIN = 1.96
+"""Standard deviations of whole runs (`contrast.MACHINE`) beyond which a shift of the times is shown."""
+
+
+def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Sequence[Sequence[Judged]],
+                 files: tuple[int, int], beside: Sequence[Sequence[str]]) -> Shift | None:
+    """What all rows changed by together; None where they did not, or by less than is worth a word.
+
+    Args:
+        cases: levels, with those of the yardsticks.
+        names: backend of each row; None for a yardstick.
+        judged: the verdicts.
+        files: number of run files of each side.
+        beside: names of the yardsticks of each case.
+    """
+    rows = [[name is not None for name in kinds] for kinds in names]
+    time = _common([[shift_of(row, raw=True) for row in found] for found in cases], names)
+    moved = {name: median(values) for name, values in _yardsticks(cases, names, beside).items()}
+    of_code = against_yardsticks(cases, names, rows)
+    told = [one for found, flags in zip(judged, rows, strict=True) for one, flag in zip(found, flags, strict=True)
+            if flag and one.change is not None]
+    own = _common([[math.nan if one.change is None else one.change for one in found] for found in judged], names)
+    whole = median(_flat(cases, names, raw=True))
+    shares = {name: math.expm1(value) for name, value in moved.items()}
+    clocks = [change for found in cases for row in found if (change := clock_change(row)) is not None]
+    clock = math.expm1(median(clocks)) if clocks else None
+    if of_code is not None and of_code.is_shown and _is_common(cases, names, of_code.change, moved):
+        return Shift("code", math.expm1(of_code.change), math.expm1(of_code.low), math.expm1(of_code.high),
+                     math.expm1(whole), shares, clock, shown=True)
+    if moved and own is not None and {one.verdict for one in told} in ({"slower"}, {"faster"}):
+        return Shift("code", math.expm1(own), None, None, math.expm1(whole), shares, clock, shown=True)
+    if time is None or abs(time) <= SEEN:
+        return None
+    along = bool(moved) and min(value * math.copysign(1.0, time) for value in moved.values()) > abs(time) / 2.0
+    along |= abs(median(_flat(cases, names))) < abs(time) / 2.0  # at one clock the most of it is gone
+    shown = abs(time) > CERTAIN * MACHINE * math.sqrt(1.0 / files[0] + 1.0 / files[1])
+    return Shift("machine" if along else "unknown", math.expm1(time), None, None, math.expm1(time), shares, clock,
+                 shown)
+
+
+def _is_common(cases: Sequence[Sequence[Leveled]], names: Names, change: float, moved: Mapping[str, float]) -> bool:
+    """Whether every backend went along, and not only the one with the most rows."""
+    middle = sum(moved.values()) / len(moved)
+    found = _common([[shift_of(row, raw=True) - middle for row in rows] for rows in cases], names)
+    return found is not None and found * change > 0.0
+
+
+def _common(values: Sequence[Sequence[float]], names: Names) -> float | None:
+    """Median of the rows' values, where each backend moved by a good part of it and nearly every case its way."""
+    backends: dict[str, list[float]] = {}
+    medians = []
+    for found, kinds in zip(values, names, strict=True):
+        there = [(name, value) for name, value in zip(kinds, found, strict=True)
+                 if name is not None and not math.isnan(value)]
+        for name, value in there:
+            backends.setdefault(name, []).append(value)
+        medians += [median(value for _, value in there)] if there else []
+    if not medians:
+        return None
+    whole = median(value for members in backends.values() for value in members)
+    sign = math.copysign(1.0, whole)
+    along = sum(value * sign > 0.0 for value in medians) >= ALIKE * len(medians)
+    return whole if along and all(median(one) * sign > PART * abs(whole) for one in backends.values()) else None
+
+
+def _flat(cases: Sequence[Sequence[Leveled]], names: Names, *, raw: bool = False) -> list[float]:
+    shifts = [shift_of(row, raw) for rows, kinds in zip(cases, names, strict=True)
+              for row, name in zip(rows, kinds, strict=True) if name is not None]
+    return [shift for shift in shifts if not math.isnan(shift)] or [0.0]
+
+
+def _yardsticks(cases: Sequence[Sequence[Leveled]], names: Names,
+                beside: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for rows, kinds, labels in zip(cases, names, beside, strict=True):
+        there = [row for row, name in zip(rows, kinds, strict=True) if name is None]
+        for label, row in zip(labels, there, strict=True):
+            found.setdefault(label, []).append(shift_of(row, raw=True))
+    return found

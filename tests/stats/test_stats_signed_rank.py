@@ -1,0 +1,64 @@
+"""The shift that many values share, against counting and against streams whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from statistics import median
+
+import pytest
+
+from attnbench.stats.signed_rank import EXACT, MOST, _rank, common_shift
+
+
+def test_the_centre_is_the_median_of_the_means_of_pairs():
+    values = [0.1, 0.4, -0.2, 0.9]
+    pairs = [(a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2)]
+    assert common_shift(values, 0.5)[0] == pytest.approx(median(pairs))
+
+
+@pytest.mark.parametrize("count", [6, 9, 12])
+def test_ranks_are_those_of_counting(count):
+    sums = sorted(sum(rank for rank, sign in zip(range(1, count + 1), signs, strict=True) if sign)
+                  for signs in itertools.product((False, True), repeat=count))
+    for alpha in (0.05, 0.01, 0.002):
+        rank = _rank(count, alpha)
+        if rank is None:
+            assert alpha * 2**count < 2
+        else:
+            assert 2 * sum(one <= rank for one in sums) <= alpha * len(sums) < 2 * sum(one <= rank + 1 for one in sums)
+
+
+def test_few_values_reach_no_such_confidence():
+    assert common_shift([1.0, 1.1, 0.9, 1.0], 0.95)[1] is None
+    centre, interval = common_shift([1.0, 1.1, 0.9, 1.0, 1.2, 0.8], 0.95)
+    assert interval == (0.8, 1.2), "all there is"
+    assert centre == pytest.approx(1.0)
+
+
+def test_counted_and_normal_ranks_meet():
+    assert abs(_rank(EXACT, 0.01) - _rank(EXACT + 1, 0.01)) < 25
+
+
+def draw(kind, lots):
+    if kind == "outliers":
+        return lots.gauss(0.0, 0.002) + sum(sign * (lots.random() < 0.05) for sign in (0.03, -0.03))
+    if kind == "t3":
+        return lots.gauss(0.0, 1.0) / (sum(lots.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3.0) ** 0.5
+    return lots.gauss(0.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["normal", "t3", "outliers"])
+def test_the_interval_holds_the_truth_whatever_the_tails(kind):
+    lots, held = random.Random(f"signed rank {kind}"), 0
+    for _ in range(400):
+        low, high = common_shift([draw(kind, lots) for _ in range(12)], 0.95)[1]
+        held += low <= 0.0 <= high
+    assert held >= 365, "at 95 %, fewer come in one of 1,000 seeds"
+
+
+def test_of_very_many_a_spread_of_them_is_looked_at():
+    values = [1.0 + 1e-3 * (index % 7) for index in range(20 * MOST)]
+    centre, (low, high) = common_shift(values, 0.99)
+    assert low <= centre <= high
+    assert centre == pytest.approx(1.003, abs=5e-4)
