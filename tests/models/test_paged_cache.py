@@ -205,7 +205,7 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=120, stateful_step_count=30, deadline=None, derandomize=True,
+TestServing.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True,
                                 suppress_health_check=list(HealthCheck))
 
 
@@ -295,6 +295,25 @@ def test_what_was_evicted_comes_back_from_host_memory():
     for request in ((1, tokens(70)), (2, tokens(70, 500)), (1, tokens(80))):
         assert serve(without, request) == [0]
         without.settle()
+
+
+def test_a_page_that_was_partly_filled_is_copied_out_again():
+    cache = make_cache(pages=3, host_pages=9)
+    for request in ((1, tokens(40)), (1, tokens(50)), (2, tokens(70, 500))):
+        serve(cache, request)
+        cache.settle()
+    assert serve(cache, (1, tokens(60))) == [50]
+
+
+def test_a_copy_out_that_failed_leaves_whole_pages_alone():
+    cache = make_cache(pages=3, host_pages=9)
+    serve(cache, (1, tokens(40)))
+    cache.settle()
+    LateTransfers.fails = True
+    serve(cache, (1, tokens(50)))
+    serve(cache, (2, tokens(70, 500)))
+    cache.settle()
+    assert serve(cache, (1, tokens(60))) == [32]
 
 
 def test_a_user_in_transfer_is_waited_for_not_evicted():
