@@ -222,7 +222,7 @@ def test_times_and_foreign_caches_are_refused():
     with pytest.raises(UsageError, match="request 0: now=5 is before the history's end"):
         model([replace(one, times=np.array([1, 9]), now=5)])
     other = HstuRanking(replace(TINY, layers=1)).make_cache(pages=3)
-    with pytest.raises(UsageError, match="hstu-ranking: cache=.* is another model's; one that make_cache made"):
+    with pytest.raises(UsageError, match=r"hstu-ranking: cache=.* is another model's; one that make_cache made"):
         HstuRanking(TINY)([request(1, 2)], cache=other)
 
 

@@ -10,6 +10,7 @@ Inference alone: no dropout, no gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,6 @@ class Towers(nn.Module):
 def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:
     """Products with ReLU between them."""
     parts: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in pairwise(sizes):
         parts += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*parts[:-1])

@@ -198,30 +198,44 @@ class PagedCache:
             tier.drop(user)
             self.counts.evicted_users += 1
         # From here on nothing is refused.
-        cached: list[int] = []
-        tickets: list[Ticket] = []
-        pages: list[list[int]] = []
-        for user, history in zip(users, histories, strict=True):
-            entry = tier.grow(user, len(history))
-            entry.pins += 1
-            tier.touch(user)
-            on_device = entry.length
-            if not on_device:
-                self._bring(user, entry, history)
-            tickets += [moving.ticket for moving in self._moving
-                        if moving.arrives is None and any(one is entry for one in moving.pinned)]
-            cached.append(entry.length)
-            pages.append(entry.pages)
-            self.counts.hit += on_device
-            self.counts.host_hit += entry.length - on_device
         self._running |= keep
+        try:
+            return self._take(users, histories, targets)
+        except BaseException:
+            self._running -= keep
+            for user in users:
+                if user in tier.entries:
+                    tier.shrink(user)
+            raise
+
+    def _take(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]) -> CacheStep:
+        """Give the batch its pages, start what comes from the host, and only then pin and count."""
+        tier = self._device_tier
+        before: list[int] = []
+        entries: list[Entry] = []
+        for user, history in zip(users, histories, strict=True):
+            entries.append(tier.grow(user, len(history)))
+            tier.touch(user)
+            before.append(entries[-1].length)
+            if not entries[-1].length:
+                self._bring(user, entries[-1], history)
+        tickets = [moving.ticket for moving in self._moving if moving.arrives is None
+                   and any(one is entry for one in moving.pinned for entry in entries)]
+        cached = [entry.length for entry in entries]
         lengths = [len(history) for history in histories]
-        new = [length - before for length, before in zip(lengths, cached, strict=True)]
-        self.counts.steps += 1
-        self.counts.tokens += sum(lengths)
-        self.counts.missed += sum(new)
-        table = make_table(cached, new, targets, pages, self.pool.device)
-        return CacheStep(list(users), cached, new, table, pages, tickets)
+        new = [length - held for length, held in zip(lengths, cached, strict=True)]
+        pages = [entry.pages for entry in entries]
+        step = CacheStep(list(users), cached, new, make_table(cached, new, targets, pages, self.pool.device), pages,
+                         tickets)
+        for entry in entries:
+            entry.pins += 1
+        counts = self.counts
+        counts.steps += 1
+        counts.tokens += sum(lengths)
+        counts.missed += sum(new)
+        counts.hit += sum(before)
+        counts.host_hit += sum(cached) - sum(before)
+        return step
 
     def _room(self, users: Sequence[int], histories: Sequence[np.ndarray], stale: list[int]) -> list[int]:
         """Users to evict so that the batch fits, or a refusal that changes nothing; waits for transfers if it must."""
