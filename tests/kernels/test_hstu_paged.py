@@ -160,6 +160,10 @@ def test_token_by_token_is_the_same_as_at_once(paged):
 
 
 MISTAKES = {
+    "q": ({"q": lambda s: None}, {}),
+    "pool": ({"pool": lambda s: [1.0]}, {}),
+    "k.shape": ({"k": lambda s: s.k[0]}, {}),
+    "cached": ({}, {"cached": lambda t: t.tolist()}),
     "pool.shape": ({"pool": lambda s: s.pool[:, :, :16].contiguous()}, {}),
     "pool.stride": ({"pool": lambda s: s.pool[:, :, :, :, ::2]}, {}),
     "pool.dtype": ({"pool": lambda s: s.pool.double()}, {}),
@@ -198,12 +202,14 @@ def test_what_cannot_be_used_is_refused_in_one_line(paged, name):
 def test_numbers_and_pages_that_cannot_be_used(paged):
     step = make_step([(37, 3, 5), (20, 2, 4)], seed=1, heads=2)
     usual = {"alpha": ALPHA, "scaling_seqlen": SCALE}
-    for wrong in ({"scaling_seqlen": 0}, {"splits": 0}, {"alpha": float("nan")}):
+    for wrong in ({"scaling_seqlen": 0}, {"splits": 0}, {"alpha": float("nan")}, {"alpha": "1"}, {"config": 3}):
         with pytest.raises(ValueError, match=f"hstu_paged_attention: {next(iter(wrong))}="):
             paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**step.table), **usual | wrong)
     twice = step.table | {"indices": step.table["indices"][[0, 1, 0]]}
     with pytest.raises(ValueError, match="hstu_paged_append: indices="):
         paged.hstu_paged_append(step.k, step.v, step.pool, paged.Step(**twice), validate=True)
+    with pytest.raises(ValueError, match="hstu_paged_attention: step=None is of type NoneType; a Step"):
+        paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, None, **usual)
     short = step.table | {"max_new": 3}
     with pytest.raises(ValueError, match="max_new=3 is under the 8 rows of sequence 0"):
         paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**short), **usual, validate=True)

@@ -200,6 +200,7 @@ BAD = {
     "len(context)=3 does not fit; 2": [request(1, 2, context=np.array([1, 1, 1]))],
     "len(items)=101 is over the model's; at most 100": [request(1, 101)],
     "len(candidates)=21 is over the model's; at most 20": [request(1, 1, 21)],
+    "candidates=[1, 2] is no array; a numpy array": [replace(request(1, 2), candidates=[1, 2])],
     "items=float64[2] are no ids; whole numbers in one dim": [request(1, 2, items=np.array([1.0, 2.0]))],
 }
 
@@ -221,9 +222,23 @@ def test_times_and_foreign_caches_are_refused():
         model([one])
     with pytest.raises(UsageError, match="request 0: now=5 is before the history's end"):
         model([replace(one, times=np.array([1, 9]), now=5)])
-    other = HstuRanking(replace(TINY, layers=1)).make_cache(pages=3)
-    with pytest.raises(UsageError, match=r"hstu-ranking: cache=.* is another model's; one that make_cache made"):
-        HstuRanking(TINY)([request(1, 2)], cache=other)
+    said = "hstu-ranking: cache=of 1 users was made for other weights; one that make_cache of this model made"
+    first, second = HstuRanking(TINY), HstuRanking(TINY)
+    cache = first.make_cache(pages=3)
+    first([request(1, 2)], cache=cache)
+    with pytest.raises(UsageError, match=said):
+        second([request(1, 2)], cache=cache)
+    first.load_state_dict(second.state_dict())
+    with pytest.raises(UsageError, match=said):
+        first([request(1, 2)], cache=cache)
+
+
+def test_a_batch_of_nobody_and_arrays_of_nothing():
+    model = HstuRanking(TINY)
+    for cache in (None, model.make_cache(pages=3)):
+        assert model([], cache=cache).shape == (0, 4)
+        assert model([Request(user=1, items=np.array([]), actions=np.array([]), candidates=np.array([]),
+                              context=np.array([1, 1]))], cache=cache).shape == (0, 4)
 
 
 def test_ids_say_all_that_keys_depend_on():

@@ -19,6 +19,8 @@ from attnbench.errors import unknown
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 
+NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -71,7 +73,7 @@ class Reference:
             slots.append(at % given.page_size)
             start += new + targets
         device = given.table.cached.device
-        found = [torch.from_numpy(np.concatenate(part)).to(device) for part in (rows, pages, slots)]
+        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (rows, pages, slots)]
         return found[0], found[1], found[2]
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ class Gathered(Reference):
             fresh.append(np.arange(start + cached, start + cached + new + targets))
             start += cached + new + targets
         device = given.table.cached.device
-        found = [torch.from_numpy(np.concatenate(part)).to(device) for part in (pages, slots, old, fresh)]
+        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (pages, slots, old, fresh)]
         return found[0], found[1], found[2], found[3]
 
 

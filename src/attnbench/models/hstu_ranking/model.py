@@ -43,6 +43,7 @@ class HstuRanking(nn.Module):
         self.to(dtype).to_empty(device=device)
         self.requires_grad_(False)
         self._fill(seed)
+        self._weights = list(self.parameters())
 
     def _fill(self, seed: int) -> None:
         drawn = torch.Generator(self.device).manual_seed(seed)
@@ -74,7 +75,12 @@ class HstuRanking(nn.Module):
         config = self.config
         config.check_cache()
         return PagedCache(layers=config.layers, heads=config.heads, dim=config.dim, pages=pages, page_size=page_size,
-                          dtype=self.dtype, device=self.device, host_pages=host_pages, reload=reload, poison=poison)
+                          dtype=self.dtype, device=self.device, host_pages=host_pages, reload=reload, poison=poison,
+                          owner=self._state())
+
+    def _state(self) -> tuple[int, int]:
+        """What keys and values depend on beside token ids: this model, and how often its weights were written to."""
+        return id(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
     def forward(self, requests: Sequence[Request], *, cache: PagedCache | None = None, attention: str = "reference"
@@ -96,9 +102,9 @@ class HstuRanking(nn.Module):
         check(config, requests)
         if cache is not None:
             config.check_cache()
-            if cache.pool.dtype != self.dtype or cache.pool.shape[0] != config.layers:
-                raise UsageError(refusal(WHO, "cache", f"{cache.pool.dtype} {list(cache.pool.shape)}",
-                                         "is another model's", "one that make_cache made"))
+            if cache.owner != self._state():
+                raise UsageError(refusal(WHO, "cache", f"of {len(cache.users)} users", "was made for other weights",
+                                         "one that make_cache of this model made, after its weights were loaded"))
         histories = [self._history(request) for request in requests]
         targets = [len(request.candidates) for request in requests]
         users = [request.user for request in requests]

@@ -52,6 +52,9 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
         if request.user in seen:
             raise UsageError(refusal(who, "user", request.user, "is in the batch twice", "each user once"))
         seen.add(request.user)
+        for name in ("items", "actions", "candidates", "context"):
+            if not isinstance(getattr(request, name), np.ndarray):
+                raise UsageError(refusal(who, name, repr(getattr(request, name))[:40], "is no array", "a numpy array"))
         length = len(request.items)
         for name, most in (("items", config.max_history), ("candidates", config.max_candidates)):
             if len(getattr(request, name)) > most:
@@ -66,12 +69,13 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
         for name, size in (("items", config.items), ("candidates", config.items), ("actions", config.actions)):
             _check_ids(who, name, getattr(request, name), size)
         _check_ids(who, "context", request.context, config.context)
-        if config.recency and length and int(request.times.max()) > request.now:  # type: ignore[union-attr]
+        if config.recency and length and int(np.max(request.times)) > request.now:
             raise UsageError(refusal(who, "now", request.now, "is before the history's end", "the request's time"))
 
 
 def _check_ids(who: str, name: str, ids: np.ndarray, size: int | tuple[int, ...]) -> None:
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    # An empty array is of any type: numpy's own is of floats.
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise UsageError(refusal(who, name, f"{ids.dtype}{list(ids.shape)}", "are no ids", "whole numbers in one dim"))
     wrong = (ids < 0) | (ids >= np.asarray(size))
     if wrong.any():

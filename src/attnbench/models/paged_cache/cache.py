@@ -96,7 +96,7 @@ class PagedCache:
     def __init__(
         self, *, layers: int, heads: int, dim: int, pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu", host_pages: int = 0, reload: bool = True, poison: bool = False,
-        transfers: Any = Transfers,
+        owner: object = None, transfers: Any = Transfers,
     ) -> None:
         """An empty cache; its memory is taken here and nowhere else.
 
@@ -111,6 +111,7 @@ class PagedCache:
             host_pages: pages of host memory; 0: no offload.
             reload: take host hits; without, host memory is filled but such tokens are computed again.
             poison: write NaN to pages that are freed, and to all at first: a stale read shows.
+            owner: what the values depend on beside token ids; kept for whoever made the cache.
             transfers: makes the copies, as `Transfers` does.
 
         Raises:
@@ -126,7 +127,7 @@ class PagedCache:
             raise UsageError(refusal(WHO, "page_size", page_size, "is not supported",
                                      f"one of {', '.join(map(str, PAGE_SIZES))}"))
         shape = (2, page_size, heads, dim)
-        self.page_size, self.counts = page_size, Counts()
+        self.page_size, self.counts, self.owner = page_size, Counts(), owner
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
         "[layers, pages, 2, page_size, heads, dim]; [layer] is what the kernels take"
         self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")

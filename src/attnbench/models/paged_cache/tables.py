@@ -24,7 +24,7 @@ def make_table(cached: Sequence[int], new: Sequence[int], targets: Sequence[int]
         pages: of each user, for cached and new history.
         device: where the table is to be.
     """
-    rows = np.add(new, targets, dtype=np.int32)
+    rows = np.asarray(new, dtype=np.int32) + np.asarray(targets, dtype=np.int32)
     held = np.fromiter((len(one) for one in pages), np.int32, len(pages))
     parts = (np.concatenate(([0], rows.cumsum())), np.asarray(cached), np.concatenate(([0], held.cumsum())),
              np.asarray(targets), np.concatenate([np.asarray(one, dtype=np.int32) for one in (*pages, [])]))

@@ -63,9 +63,12 @@ def hstu_paged_attention(
         raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
     if splits is not None and (type(splits) is not int or not 1 <= splits <= 1024):
         raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
-    alpha = q.shape[2] ** -0.5 if alpha is None else float(alpha)
-    if not -float("inf") < alpha < float("inf"):
-        raise wrong(ATTENTION, "alpha", alpha, "is not finite", "a finite number")
+    alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf"):
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+    if config is not None and not isinstance(config, PagedConfig):
+        raise wrong(ATTENTION, "config", repr(config)[:40], f"is of type {type(config).__name__}",
+                    "a PagedConfig, or None")
     if validate:
         check_values(ATTENTION, q.shape[0], pool, step, appends=False)
     _check_device(ATTENTION, q)

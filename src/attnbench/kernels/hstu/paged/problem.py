@@ -27,6 +27,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
 LARGEST_COUNT = 2**24
 PAGE_SIZES = (32, 64, 128)
+_TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,14 @@ def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
+    if not all(hasattr(step, name) for name in Step.__slots__):
+        raise wrong(who, "step", repr(step)[:40], f"is of type {type(step).__name__}", "a Step")
+    for name, x in {**tensors, "pool": pool, **{name: getattr(step, name) for name in _TABLE}}.items():
+        if not isinstance(x, Tensor) and not (x is None and name == "num_targets"):
+            raise wrong(who, name, repr(x)[:40], f"is of type {type(x).__name__}", "a tensor")
+    for name, x in tensors.items():
+        if x.dim() != 3:
+            raise wrong(who, f"{name}.shape", tuple(x.shape), "is not packed", "[rows, heads, dims]")
     if pool.dim() != 5 or pool.shape[1] != 2 or pool.shape[2] not in PAGE_SIZES:
         raise wrong(who, "pool.shape", tuple(pool.shape), "is no pool of pages",
                     f"[pages, 2, page_size, heads, dims] with a page_size of {', '.join(map(str, PAGE_SIZES))}")
