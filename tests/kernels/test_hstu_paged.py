@@ -199,6 +199,27 @@ def test_what_cannot_be_used_is_refused_in_one_line(paged, name):
     assert ";" in str(said.value)
 
 
+def test_what_32_bits_do_not_hold_is_refused(paged):
+    def meta(*shape, strides=None):
+        x = torch.empty(shape, device="meta")
+        return x if strides is None else torch.empty_strided(shape, strides, device="meta")
+
+    table = {name: torch.empty(length, dtype=torch.int32, device="meta")
+             for name, length in (("offsets", 2), ("cached", 1), ("indptr", 2), ("indices", 1))}
+    step = paged.Step(**table, num_targets=None, max_new=64, max_cached=64)
+    near, far, pool = meta(64, 1, 16), meta(64, 1, 16, strides=(2**23 + 1, 16, 1)), meta(4, 2, 32, 1, 16)
+    for tensors, said in (
+        ((far, near, near, pool), r"q.stride=\(8388609, 16, 1\) has rows too far apart; at most 8388608 elements"),
+        ((near, near, near, meta(2**25, 2, 32, 1, 16)), "pool.shape=.* has too many rows; at most 1073741824"),
+    ):
+        with pytest.raises(ValueError, match=f"^hstu_paged_attention: {said}$"):
+            paged.hstu_paged_attention(*tensors, step, scaling_seqlen=1)
+    wide = paged.Step(**table, num_targets=None, max_new=2**24, max_cached=64)
+    with pytest.raises(ValueError, match=r"splits=1024 gives \d+ programs; under 2147483648"):
+        paged.hstu_paged_attention(*(meta(64, 4, 16),) * 3, meta(4, 2, 32, 4, 16), wide, scaling_seqlen=1, splits=1024,
+                                   config=paged.PagedConfig(block_m=16, block_n=16, warps=4, stages=1))
+
+
 def test_numbers_and_pages_that_cannot_be_used(paged):
     step = make_step([(37, 3, 5), (20, 2, 4)], seed=1, heads=2)
     usual = {"alpha": ALPHA, "scaling_seqlen": SCALE}

@@ -69,13 +69,14 @@ SPOILT = {
     "no-json": (raw(b"{wrong"), "has a header that is no JSON"),
     "no-text": (raw(b"\xff\xfe\xfd"), "has a header that is no JSON"),
     "a-list": (raw([1, 2]), "has a header that is no object"),
-    "cut-short": (raw({"a": entry()}, b"\0" * 7), "is cut short at a, or says a wrong size of it"),
-    "wrong-size": (raw({"a": entry(shape=(3,))}, b"\0" * 8), "is cut short at a, or says a wrong size of it"),
-    "negative": (raw({"a": entry(offsets=(-8, 0))}, b"\0" * 8), "is cut short at a, or says a wrong size of it"),
-    "a-fraction": (raw({"a": entry(shape=(2.0,))}, b"\0" * 8), "is cut short at a, or says a wrong size of it"),
-    "integers": (raw({"a": entry(dtype="I64", shape=(1,))}, b"\0" * 8), "says of a what is not understood"),
-    "no-offsets": (raw({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8), "says of a what is not understood"),
-    "no-object": (raw({"a": 3}), "says of a what is not understood"),
+    "cut-short": (raw({"a": entry()}, b"\0" * 7), "is cut short at 'a', or says a wrong size of it"),
+    "wrong-size": (raw({"a": entry(shape=(3,))}, b"\0" * 8), "is cut short at 'a', or says a wrong size of it"),
+    "negative": (raw({"a": entry(offsets=(-8, 0))}, b"\0" * 8), "is cut short at 'a', or says a wrong size of it"),
+    "a-fraction": (raw({"a": entry(shape=(2.0,))}, b"\0" * 8), "is cut short at 'a', or says a wrong size of it"),
+    "integers": (raw({"a": entry(dtype="I64", shape=(1,))}, b"\0" * 8), "says of 'a' what is not understood"),
+    "no-offsets": (raw({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8), "says of 'a' what is not understood"),
+    "no-object": (raw({"a": 3}), "says of 'a' what is not understood"),
+    "a-name-of-lines": (raw({"a\nb" * 99: 3}), r"says of 'a\\nba\\nb[abn.\\]*' what is not understood"),
 }
 
 
@@ -91,7 +92,7 @@ def test_spoilt_files_are_refused_in_one_line(tmp_path, name):
 def test_weights_of_another_model_change_nothing(tmp_path):
     model = HstuRanking(TINY)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    for change, said in (({"layers": 2}, "file=w has weights the model has not, such as layers.1"),
+    for change, said in (({"layers": 2}, "file=w has weights the model has not, such as 'layers.1"),
                          ({"items": 60}, r"tokens.table=\[78, 32\] is another model's; \[68, 32\]"),
                          ({"towers": 1}, "file=w has no weights towers.towers.1.0.weight; all weights of the model")):
         save(HstuRanking(replace(TINY, **change), seed=1), tmp_path / "w")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.errors import UsageError, refusal
+from attnbench.text import shown
 
 WHO = "checkpoint"
 LARGEST_HEADER = 100_000_000
@@ -57,7 +58,7 @@ def load(model: nn.Module, path: Path) -> None:
                                      f"{list(weight.shape)}"))
     extra = sorted(found.keys() - wanted.keys())
     if extra:
-        raise UsageError(refusal(WHO, "file", path.name, f"has weights the model has not, such as {extra[0]}",
+        raise UsageError(refusal(WHO, "file", path.name, f"has weights the model has not, such as {shown(extra[0])}",
                                  "weights of the model alone"))
     for name, weight in wanted.items():
         weight.copy_(found[name])
@@ -95,9 +96,9 @@ def _tensor(path: Path, name: str, entry: Any, data: Tensor) -> Tensor:
         right = all(type(number) is int and number >= 0 for number in (*shape, start, end))
         fits = right and end - start == math.prod(shape) * dtype.itemsize
     except (KeyError, TypeError, ValueError):
-        raise _no_file(path, f"says of {name} what is not understood") from None
+        raise _no_file(path, f"says of {shown(name)} what is not understood") from None
     if not fits or end > len(data):
-        raise _no_file(path, f"is cut short at {name}, or says a wrong size of it")
+        raise _no_file(path, f"is cut short at {shown(name)}, or says a wrong size of it")
     part = data[start:end]
     # Mapped bytes that do not begin where a number may: copied.
     part = part.clone() if part.storage_offset() % dtype.itemsize else part

@@ -20,6 +20,7 @@ from attnbench.kernels.hstu.paged.portable import (
     hstu_paged_forward,
     launch_append,
     launch_forward,
+    programs_of,
     splits_of,
     workspace_shape,
 )
@@ -28,6 +29,8 @@ from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, c
 __all__ = ["PAGE_SIZES", "PagedConfig", "Step", "default_config", "hstu_paged_append", "hstu_paged_attention",
            "launch_append", "launch_forward", "splits_of", "workspace_shape"]
 
+LARGEST_GRID = 2**31
+"Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
 ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
 
 
@@ -77,6 +80,8 @@ def hstu_paged_attention(
         raise wrong(ATTENTION, "config.block_n", config.block_n, f"is over the {pool.shape[2]} keys of a page",
                     "tiles in one page")
     splits = splits_of(q, step, config) if splits is None else splits
+    if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
+        raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = workspace_shape(q, splits)
     workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -213,8 +213,12 @@ def hstu_paged_append(
 
 def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
     """Parts the keys of a call are cut into, from the bounds alone: nothing waits for the device."""
-    programs = -(-step.max_new // config.block_m) * step.batch * q.shape[1]
-    return config.splits(programs, step.max_cached + step.max_new, processors(q))
+    return config.splits(programs_of(q, step, config, 1), step.max_cached + step.max_new, processors(q))
+
+
+def programs_of(q: Tensor, step: Step, config: PagedConfig, splits: int) -> int:
+    """Programs of a call."""
+    return -(-step.max_new // config.block_m) * step.batch * q.shape[1] * splits
 
 
 def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
@@ -241,7 +245,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
     """
     _, heads, dim = q.shape
     tiles = -(-step.max_new // config.block_m)
-    programs = tiles * step.batch * heads * splits
+    programs = programs_of(q, step, config, splits)
     if programs == 0 or out.numel() == 0:
         return
     page_size = pool.shape[2]

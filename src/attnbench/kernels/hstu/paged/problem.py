@@ -23,6 +23,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu_dense_problem import extent_fault
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
 LARGEST_COUNT = 2**24
@@ -96,6 +98,9 @@ def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -
         if x.stride(2) != 1 and x.shape[2] > 1:
             raise wrong(who, f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
     _check_table(who, pool, step)
+    fault = extent_fault({**tensors, "pool": pool}, step.batch, step.max_new)
+    if fault:
+        raise wrong(who, *fault)
 
 
 def _check_table(who: str, pool: Tensor, step: Step) -> None:
