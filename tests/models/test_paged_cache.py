@@ -101,10 +101,11 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([33, 1, 32, 0, 
 class Serving(RuleBasedStateMachine):
     """Users whose histories grow, shrink and change; steps that overlap, end and fail; transfers at any time."""
 
-    @initialize(pages=st.integers(4, 9), host_pages=st.sampled_from([12, 4, 0]), reload=st.booleans())
-    def start(self, pages, host_pages, reload):
+    @initialize(pages=st.integers(4, 9), host_pages=st.sampled_from([12, 4, 0]), reload=st.booleans(),
+                chunk=st.sampled_from([1, 33]))
+    def start(self, pages, host_pages, reload, chunk):
         LateTransfers.fails = False
-        self.cache = make_cache(pages, host_pages, reload=reload)
+        self.cache = make_cache(pages, host_pages, reload=reload, offload_chunk=chunk)
         self.histories = {user: np.empty(0, dtype=np.int64) for user in range(4)}
         self.open = []
         self.steps = self.tokens = 0
@@ -343,6 +344,25 @@ def test_a_copy_out_that_failed_leaves_whole_pages_alone():
     assert serve(cache, (1, tokens(60))) == [32]
 
 
+def test_a_batch_is_copied_at_once_and_in_chunks():
+    cache = make_cache(pages=5, host_pages=20, offload_chunk=40)
+    serve(cache, (1, tokens(40)), (2, tokens(39, 500)))
+    assert len(cache._moving) == 1
+    cache.settle()
+    assert {user: entry.length for user, entry in cache._host_tier.entries.items()} == {1: 40}
+    serve(cache, (1, tokens(64)), (2, tokens(60, 500)))
+    cache.settle()
+    assert {user: entry.length for user, entry in cache._host_tier.entries.items()} == {1: 40, 2: 60}
+    serve(cache, (3, tokens(100, 900)), (4, tokens(5)))
+    assert cache.users == {3: 100, 4: 5}
+    cache.settle()
+    with cache.step([1, 2], [tokens(64), tokens(60, 500)], [0, 0]) as step:
+        assert len(step.tickets) == 1
+        compute(cache, step, [tokens(64), tokens(60, 500)])
+    assert step.cached == [40, 60]
+    assert cache.counts.host_hit == 100
+
+
 def test_a_user_in_transfer_is_waited_for_not_evicted():
     cache = make_cache(pages=3, host_pages=9)
     serve(cache, (1, tokens(70)))
@@ -404,8 +424,8 @@ def test_the_table_is_what_the_kernels_take():
     assert 2 not in cache.users
 
 
-@pytest.mark.parametrize("wrong", [{"pages": 0}, {"page_size": 48}, {"heads": 1.5}, {"host_pages": -1}],
-                         ids=lambda wrong: next(iter(wrong)))
+@pytest.mark.parametrize("wrong", [{"pages": 0}, {"page_size": 48}, {"heads": 1.5}, {"host_pages": -1},
+                                   {"offload_chunk": 0}], ids=lambda wrong: next(iter(wrong)))
 def test_numbers_that_cannot_be_used(wrong):
     usual = {"layers": 1, "heads": 1, "dim": 1, "pages": 2, "page_size": 32}
     with pytest.raises(UsageError, match=f"kv-cache: {next(iter(wrong))}={next(iter(wrong.values()))} "):

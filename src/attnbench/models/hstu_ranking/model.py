@@ -66,7 +66,7 @@ class HstuRanking(nn.Module):
         return self.tokens.table.dtype
 
     def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool = True,
-                   poison: bool = False) -> PagedCache:
+                   offload_chunk: int = 1, poison: bool = False) -> PagedCache:
         """A cache that fits this model; arguments as of `PagedCache`.
 
         Raises:
@@ -75,8 +75,8 @@ class HstuRanking(nn.Module):
         config = self.config
         config.check_cache()
         return PagedCache(layers=config.layers, heads=config.heads, dim=config.dim, pages=pages, page_size=page_size,
-                          dtype=self.dtype, device=self.device, host_pages=host_pages, reload=reload, poison=poison,
-                          owner=self._state())
+                          dtype=self.dtype, device=self.device, host_pages=host_pages, reload=reload,
+                          offload_chunk=offload_chunk, poison=poison, owner=self._state())
 
     def _state(self) -> tuple[int, int]:
         """What keys and values depend on beside token ids: this model, and how often its weights were written to."""

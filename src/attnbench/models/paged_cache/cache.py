@@ -86,8 +86,19 @@ class _Moving:
 
     ticket: Ticket
     pinned: list[Entry]
-    arrives: tuple[int, int, np.ndarray] | None = None
-    "of an offload: user, length and tokens that host memory has when it is over"
+    arrives: list[tuple[Entry, int, np.ndarray]] | None = None
+    "of an offload: what entries of host memory hold when it is over; None: it goes to the device"
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """What of a user is to be copied out."""
+
+    user: int
+    source: Entry
+    held: Entry
+    span: slice
+    "pages, in the order of the tokens"
 
 
 class PagedCache:
@@ -95,8 +106,8 @@ class PagedCache:
 
     def __init__(
         self, *, layers: int, heads: int, dim: int, pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16,
-        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool = True, poison: bool = False,
-        owner: object = None, transfers: Any = Transfers,
+        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool = True, offload_chunk: int = 1,
+        poison: bool = False, owner: object = None, transfers: Any = Transfers,
     ) -> None:
         """An empty cache; its memory is taken here and nowhere else.
 
@@ -110,6 +121,7 @@ class PagedCache:
             device: of the pool.
             host_pages: pages of host memory; 0: no offload.
             reload: take host hits; without, host memory is filled but such tokens are computed again.
+            offload_chunk: tokens of a user that have to be new before they are copied out.
             poison: write NaN to pages that are freed, and to all at first: a stale read shows.
             owner: what the values depend on beside token ids; kept for whoever made the cache.
             transfers: makes the copies, as `Transfers` does.
@@ -117,7 +129,7 @@ class PagedCache:
         Raises:
             UsageError: a number cannot be used.
         """
-        numbers = {"layers": layers, "heads": heads, "dim": dim, "pages": pages}
+        numbers = {"layers": layers, "heads": heads, "dim": dim, "pages": pages, "offload_chunk": offload_chunk}
         for name, value in numbers.items():
             if type(value) is not int or value < 1:
                 raise UsageError(refusal(WHO, name, value, "cannot be used", "a whole number from 1"))
@@ -131,7 +143,7 @@ class PagedCache:
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
         "[layers, pages, 2, page_size, heads, dim]; [layer] is what the kernels take"
         self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
-        self._poison, self._reload = poison, reload
+        self._poison, self._reload, self._chunk = poison, reload, offload_chunk
         self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, freed))
         self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, freed))
         self._transfers: Any = transfers(self.pool, self.host) if host_pages else None
@@ -218,8 +230,7 @@ class PagedCache:
             entries.append(tier.grow(user, len(history)))
             tier.touch(user)
             before.append(entries[-1].length)
-            if not entries[-1].length:
-                self._bring(user, entries[-1], history)
+        self._bring([one for one in zip(users, entries, histories, strict=True) if not one[1].length])
         tickets = [moving.ticket for moving in self._moving if moving.arrives is None
                    and any(one is entry for one in moving.pinned for entry in entries)]
         cached = [entry.length for entry in entries]
@@ -265,9 +276,8 @@ class PagedCache:
                 entry.length, entry.tokens = len(history), np.array(history, dtype=np.int64)
             entry.pins -= 1
             self._device_tier.shrink(user)
-        for user in step.users:
-            if self._transfers is not None and user in self._device_tier.entries:
-                self._offload(user)
+        if self._transfers is not None:
+            self._offload(step.users)
 
     def _abort(self, step: CacheStep) -> None:
         self.counts.failed_steps += 1
@@ -288,65 +298,79 @@ class PagedCache:
 
     # ── host memory ────────────────────────────────────────────────────────────────────────────────
 
-    def _bring(self, user: int, entry: Entry, history: np.ndarray) -> None:
-        """Start to copy in what host memory has of a history; the entry's length says what will be there."""
-        tier, held = self._host_tier, self._host_tier.entries.get(user)
-        if held is None or not self._reload:
+    def _bring(self, missing: list[tuple[int, Entry, np.ndarray]]) -> None:
+        """Start to copy in what host memory has of some histories; an entry's length says what will be there."""
+        tier = self._host_tier
+        found: list[tuple[Entry, Entry, int]] = []
+        for user, entry, history in missing if self._reload else []:
+            held = tier.entries.get(user)
+            if held is None:
+                continue
+            if not held.holds(history):
+                self._drop_stale(tier, user)
+                continue
+            tier.touch(user)
+            if held.length:
+                found.append((entry, held, tier.needed(held.length)))
+        if not found:
             return
-        if not held.holds(history):
-            self._drop_stale(tier, user)
-            return
-        tier.touch(user)
-        if not held.length:
-            return
-        count = tier.needed(held.length)
         try:
-            ticket = self._transfers.reload(held.pages[:count], entry.pages[:count])
+            ticket = self._transfers.reload([page for _, held, count in found for page in held.pages[:count]],
+                                            [page for entry, _, count in found for page in entry.pages[:count]])
         except RuntimeError:
             # What was started must not write behind what is computed now.
             self._transfers.drain()
             self.counts.failed_transfers += 1
             return
-        entry.length, entry.tokens = held.length, held.tokens
-        self._start(ticket, [entry, held], None)
+        for entry, held, _ in found:
+            entry.length, entry.tokens = held.length, held.tokens
+        self._start(ticket, [one for entry, held, _ in found for one in (entry, held)], None)
 
-    def _offload(self, user: int) -> None:
-        """Start to copy out what host memory has not yet of a user; where it has no room, nothing."""
-        source, tier = self._device_tier.entries[user], self._host_tier
+    def _offload(self, users: Sequence[int]) -> None:
+        """Start to copy out what host memory has not yet of some users."""
+        leaving = [one for user in users if (one := self._leaving(user, users)) is not None]
+        if not leaving:
+            return
+        try:
+            ticket = self._transfers.offload([page for one in leaving for page in one.source.pages[one.span]],
+                                             [page for one in leaving for page in one.held.pages[one.span]])
+        except RuntimeError:
+            self._transfers.drain()
+            self.counts.failed_transfers += 1
+            for one in leaving:
+                # The page that was partly filled may be half written: only whole pages before it still count.
+                one.held.length -= one.held.length % self.page_size
+                one.held.tokens = one.held.tokens[:one.held.length]
+                self._host_tier.shrink(one.user)
+            return
+        self.counts.offloaded += sum(one.source.length - one.held.length for one in leaving)
+        self._start(ticket, [entry for one in leaving for entry in (one.source, one.held)],
+                    [(one.held, one.source.length, one.source.tokens) for one in leaving])
+
+    def _leaving(self, user: int, keep: Sequence[int]) -> _Leaving | None:
+        """Give a user host pages for what is to be copied out; None: nothing is, or there is no room for it."""
+        source, tier = self._device_tier.entries.get(user), self._host_tier
         held = tier.entries.get(user)
-        if held is not None and any(one is held for moving in self._moving for one in moving.pinned):
-            return  # the next step of this user brings the rest
+        if source is None or any(one is held for moving in self._moving for one in moving.pinned):
+            return None  # the next step of this user brings the rest
         if held is not None and not held.holds(source.tokens):
             self._drop_stale(tier, user)
             held = None
-        before = 0 if held is None else held.length
-        if before >= source.length:
-            return
-        have = 0 if held is None else len(held.pages)
-        victims = tier.victims(tier.needed(source.length) - have, [user])
+        before, have = (0, 0) if held is None else (held.length, len(held.pages))
+        if source.length - before < self._chunk:
+            return None
+        victims = tier.victims(tier.needed(source.length) - have, keep)
         if victims is None:
             self.counts.not_offloaded += source.length - before
-            return
+            return None
         for victim in victims:
             tier.drop(victim)
         held = tier.grow(user, source.length)
         tier.touch(user)
         # The page that was partly filled is copied again.
-        span = slice(before // self.page_size, tier.needed(source.length))
-        try:
-            ticket = self._transfers.offload(source.pages[span], held.pages[span])
-        except RuntimeError:
-            self._transfers.drain()
-            self.counts.failed_transfers += 1
-            # The page that was partly filled may be half written: only whole pages before it still count.
-            held.length -= held.length % self.page_size
-            held.tokens = held.tokens[:held.length]
-            tier.shrink(user)
-            return
-        self.counts.offloaded += source.length - before
-        self._start(ticket, [source, held], (user, source.length, source.tokens))
+        return _Leaving(user, source, held, slice(before // self.page_size, tier.needed(source.length)))
 
-    def _start(self, ticket: Ticket, pinned: list[Entry], arrives: tuple[int, int, np.ndarray] | None) -> None:
+    def _start(self, ticket: Ticket, pinned: list[Entry], arrives: list[tuple[Entry, int, np.ndarray]] | None) -> None:
         for entry in pinned:
             entry.pins += 1
         self._moving.append(_Moving(ticket, pinned, arrives))
@@ -357,9 +381,7 @@ class PagedCache:
         for moving in over:
             for entry in moving.pinned:
                 entry.pins -= 1
-            if moving.arrives is not None:
-                user, length, tokens = moving.arrives
-                held = self._host_tier.entries[user]
+            for held, length, tokens in moving.arrives or []:
                 held.length, held.tokens = length, tokens
         if over:
             self._moving = [moving for moving in self._moving if not any(moving is one for one in over)]
