@@ -1,0 +1,1 @@
+"""HSTU attention kernels by how keys and values lie."""

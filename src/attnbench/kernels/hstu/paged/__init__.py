@@ -1,0 +1,1 @@
+"""HSTU attention of a serving step: cached keys and values in pages, new ones beside them."""

@@ -1,0 +1,122 @@
+"""HSTU attention of a serving step over a paged cache, and the append to it.
+
+    with c cached keys, m new history rows and T candidates of a sequence:
+    history row i sees the cached keys and the new ones up to itself; a candidate all c + m keys and itself
+    O = SiLU(α Q Kᵀ) ∘ M · V / scaling_seqlen
+
+`problem` says how pages and sequences are given.  With P = m c + m (m + 1) / 2 + T (c + m + 1) visible pairs of a
+sequence and head the forward is 4 P D FLOPs.  Workspace: none, or fp32 [splits, T, H, D] where keys are split.
+Takes bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.hstu.paged.configs import PagedConfig, default_config
+from attnbench.kernels.hstu.paged.portable import (
+    hstu_paged_forward,
+    launch_append,
+    launch_forward,
+    programs_of,
+    splits_of,
+    workspace_shape,
+)
+from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, check_values, wrong
+
+__all__ = ["PAGE_SIZES", "PagedConfig", "Step", "default_config", "hstu_paged_append", "hstu_paged_attention",
+           "launch_append", "launch_forward", "splits_of", "workspace_shape"]
+
+LARGEST_GRID = 2**31
+"Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
+ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
+
+
+def hstu_paged_attention(
+    q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: Step, *, scaling_seqlen: int, alpha: float | None = None,
+    splits: int | None = None, config: PagedConfig | None = None, validate: bool = False,
+) -> Tensor:
+    """Attention of the new rows to the cached keys and to themselves; forward only.
+
+    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+
+    Args:
+        q: [T, H, D] new rows, the sequences one after another; last dim contiguous, as of k and v.
+        k: like q.
+        v: like q.
+        pool: [pages, 2, page_size, H, D]: the cached keys and values of this layer.
+        step: sequences and pages.
+        scaling_seqlen: what outputs are divided by; a constant of the model, or scores change with the batch.
+        alpha: factor of the scores; None: 1 / sqrt(D).
+        splits: parts of the keys, each a program's; None: as many as fill the card by the bounds in `step`.  Results
+            of different splits differ by rounding; for a given number they are the same bits each time.
+        config: cut of the kernel; None: the default.
+        validate: look into the table too, once, and wait for the device.
+
+    Returns:
+        [T, H, D], contiguous.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
+    if type(scaling_seqlen) is not int or scaling_seqlen < 1:
+        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
+    if splits is not None and (type(splits) is not int or not 1 <= splits <= 1024):
+        raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
+    alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf"):
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+    if config is not None and not isinstance(config, PagedConfig):
+        raise wrong(ATTENTION, "config", repr(config)[:40], f"is of type {type(config).__name__}",
+                    "a PagedConfig, or None")
+    if validate:
+        check_values(ATTENTION, q.shape[0], pool, step, appends=False)
+    _check_device(ATTENTION, q)
+    config = config or default_config(_capability(q), q.element_size(), q.shape[2], pool.shape[2])
+    if config.block_n > pool.shape[2]:
+        raise wrong(ATTENTION, "config.block_n", config.block_n, f"is over the {pool.shape[2]} keys of a page",
+                    "tiles in one page")
+    splits = splits_of(q, step, config) if splits is None else splits
+    if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
+        raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    shape = workspace_shape(q, splits)
+    workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        launch_forward(q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits,
+                       workspace=workspace)
+    return out
+
+
+def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
+    """Write keys and values of the new history into the pool, behind the cached ones; candidates are not written.
+
+    Args:
+        k: [T, H, D] new rows.
+        v: like k.
+        pool: [pages, 2, page_size, H, D]; changed.
+        step: sequences, and pages for cached and new history.
+        validate: look into the table too, once, and wait for the device.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    check_step(APPEND, {"k": k, "v": v}, pool, step)
+    if validate:
+        check_values(APPEND, k.shape[0], pool, step, appends=True)
+    _check_device(APPEND, k)
+    with torch.cuda.device_of(k):
+        launch_append(k, v, pool, step)
+
+
+def _check_device(who: str, x: Tensor) -> None:
+    if isinstance(hstu_paged_forward, triton.JITFunction) and x.device.type != "cuda":
+        raise wrong(who, "pool.device", x.device, "has no compiled kernels", "a CUDA device")
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    compiled = isinstance(hstu_paged_forward, triton.JITFunction)
+    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)

@@ -1,0 +1,292 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""The paged HSTU kernels: a tile of new rows through cached pages and new keys, the sum of parts, and the append.
+
+    O = c (SiLU(α Q K_cachedᵀ) V_cached + SiLU(α Q K_newᵀ) ∘ M · V_new)
+
+Every new row sees all cached keys; M is the mask among the new rows alone: causal among the history, candidates see the
+new history and themselves.  The key tiles of a row tile are numbered in this order:
+
+    whole cached tiles | the last, partly filled cached tile | tiles of the new history | the rows' own candidates
+
+Keys split: a program takes an equal share of that list, and its sum goes to a workspace of its own.  There is no
+softmax, so the partial sums simply add; a second kernel adds them in one order (deterministic: fp32 atomics would have
+to be zeroed before and converted after, and so save no pass).
+
+A key that is not there is a row of zeros: its score is 0, SiLU(0) is 0.  So no weight is masked at a cached tile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu_dense_problem import block_of, capability_of, descriptor, processors
+from attnbench.kernels.hstu_dense_tiles import sees, silu
+from attnbench.kernels.rows import load_rows, store_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.hstu.paged.configs import PagedConfig
+    from attnbench.kernels.hstu.paged.problem import Step
+
+COUNTS = ("heads", "tiles", "splits", "elements")
+"""Arguments whose value no code depends on: another batch or length compiles nothing anew."""
+SUM_BLOCK = 1024
+APPEND_ROWS = 16
+
+
+@triton.jit
+@no_type_check
+def load_cached(pool_ptr, pool_desc, page, at, keys, half, head, pool_row, DIM: tl.constexpr, PAGE: tl.constexpr,
+                BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr):
+    """A tile [BLOCK, BLOCK_DIM] of cached keys (half 0) or values (half 1) from key `at`; zeros from key `keys` on."""
+    if WHOLE and TMA:
+        tile = pool_desc.load([(page * 2 + half) * PAGE + at % PAGE, tl.cast(head, tl.int32), 0])
+        return tile.reshape(BLOCK, BLOCK_DIM)
+    slot = (tl.cast(page, tl.int64) * 2 + half) * PAGE + at % PAGE
+    return load_rows(pool_ptr + slot * pool_row + head * DIM, 0, keys - at, pool_row, DIM, BLOCK, BLOCK_DIM, WHOLE)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_paged_forward(
+    q_ptr, k_ptr, v_ptr, pool_ptr, out_ptr, pool_desc,
+    offsets_ptr, cached_ptr, indptr_ptr, indices_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, pool_row, out_split, out_row, out_head,
+    half_alpha, scale, heads, tiles, splits,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, HAS_TARGETS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, TMA: tl.constexpr,
+    NEW_STAGES: tl.constexpr,
+):
+    """The output of a tile of new rows, or the part of it that a share of their keys gives."""
+    # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
+    program = tl.program_id(0)
+    tile = program % tiles
+    split = program // tiles % splits
+    pair = program // tiles // splits
+    number = pair // heads
+    head = pair - number * heads
+    new_start = tl.load(offsets_ptr + number).to(tl.int64)
+    new = (tl.load(offsets_ptr + number + 1) - new_start).to(tl.int32)
+    start = tile * BLOCK_M
+    if start >= new:
+        return
+    cached = tl.load(cached_ptr + number)
+    pages_ptr = indices_ptr + tl.load(indptr_ptr + number)
+    seen = new
+    if HAS_TARGETS:
+        seen = new - tl.load(num_targets_ptr + number)
+    head64 = head.to(tl.int64)
+    k_base = k_ptr + new_start * k_row + head64 * k_head
+    v_base = v_ptr + new_start * v_row + head64 * v_head
+    q = load_rows(q_ptr + new_start * q_row + head64 * q_head, start, new, q_row, DIM, BLOCK_M, BLOCK_D, False)
+    last = tl.minimum(start + BLOCK_M, new) - 1
+    end = (tl.minimum(last + 1, seen) + BLOCK_N - 1) // BLOCK_N
+    own = end
+    count = end
+    if HAS_TARGETS:
+        # The tile where the history ends is among those above, with the candidates in it.
+        own = tl.maximum(tl.maximum(start, seen) // BLOCK_N, end)
+        count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
+    # The share of this program, [low, high) of the list above.
+    full = cached // BLOCK_N
+    tail = (cached + BLOCK_N - 1) // BLOCK_N
+    share = (tail + count + splits - 1) // splits
+    low = split * share
+    high = low + share
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    first = tl.minimum(low, full)
+    stop = tl.minimum(high, full)
+    # Which page a tile is in is asked for a step before the tile: nothing waits for a number to load by.
+    page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
+    if AHEAD:
+        if first < stop:
+            k = load_cached(pool_ptr, pool_desc, page, first * BLOCK_N, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N,
+                            BLOCK_D, True, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
+            following = tl.load(pages_ptr + (first + 1) * BLOCK_N // PAGE, mask=first + 1 < stop, other=0)
+            for at in tl.range(first * BLOCK_N, (stop - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
+                next_page = tl.load(pages_ptr + (at + BLOCK_N) // PAGE)
+                next_following = tl.load(pages_ptr + tl.minimum(at + 2 * BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
+                k = load_cached(pool_ptr, pool_desc, following, at + BLOCK_N, cached, 0, head, pool_row, DIM, PAGE,
+                                BLOCK_N, BLOCK_D, True, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                v = load_cached(pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D,
+                                True, TMA)
+                acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+                # Beside the product above, which nothing waits for until here is done.
+                weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+                page = next_page
+                following = next_following
+            v = load_cached(pool_ptr, pool_desc, page, (stop - 1) * BLOCK_N, cached, 1, head, pool_row, DIM, PAGE,
+                            BLOCK_N, BLOCK_D, True, TMA)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+    else:
+        for at in tl.range(first * BLOCK_N, stop * BLOCK_N, BLOCK_N, disable_licm=True):
+            k = load_cached(pool_ptr, pool_desc, page, at, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True,
+                            TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            v = load_cached(pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True,
+                            TMA)
+            page = tl.load(pages_ptr + tl.minimum(at + BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+
+    if (full < tail) & (low <= full) & (full < high):
+        page = tl.load(pages_ptr + full * BLOCK_N // PAGE)
+        k = load_cached(pool_ptr, pool_desc, page, full * BLOCK_N, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N,
+                        BLOCK_D, False, TMA)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        v = load_cached(pool_ptr, pool_desc, page, full * BLOCK_N, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N,
+                        BLOCK_D, False, TMA)
+        weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+        acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+
+    rows = start + tl.arange(0, BLOCK_M)[:, None]
+    first = tl.maximum(low - tail, 0)
+    stop = tl.minimum(high - tail, count)
+    for index in tl.range(first, stop, num_stages=NEW_STAGES, disable_licm=True):
+        # Tiles of the new history, then the rows' own among the candidates.
+        at = tl.where(index < end, index, own + index - end) * BLOCK_N
+        k = load_rows(k_base, at, new, k_row, DIM, BLOCK_N, BLOCK_D, False)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        v = load_rows(v_base, at, new, v_row, DIM, BLOCK_N, BLOCK_D, False)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, HAS_TARGETS, False)
+        weights = tl.where(see, silu(scores, half_alpha, APPROXIMATE), 0.0).to(v.dtype)
+        acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+
+    out_base = out_ptr + split.to(tl.int64) * out_split + new_start * out_row + head64 * out_head
+    store_rows(out_base, start, new, out_row, acc * scale, DIM, BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_paged_sum(parts_ptr, out_ptr, scale, elements, splits, BLOCK: tl.constexpr):
+    """The output as the sum of its parts [splits, elements], always in the same order."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < elements
+    total = tl.zeros([BLOCK], tl.float32)
+    part = at
+    for _ in tl.range(0, splits):
+        total += tl.load(parts_ptr + part, mask=there, other=0.0)
+        part += elements
+    tl.store(out_ptr + at, (total * scale).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_paged_append(
+    k_ptr, v_ptr, pool_ptr, offsets_ptr, cached_ptr, indptr_ptr, indices_ptr, num_targets_ptr,
+    k_row, k_head, v_row, v_head, pool_row, tiles,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, HAS_TARGETS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Write keys and values of one head of a tile of new history rows into their pages; candidates never."""
+    number = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    head = tl.program_id(1).to(tl.int64)
+    new_start = tl.load(offsets_ptr + number).to(tl.int64)
+    history = (tl.load(offsets_ptr + number + 1) - new_start).to(tl.int32)
+    if HAS_TARGETS:
+        history -= tl.load(num_targets_ptr + number)
+    rows = tile * BLOCK + tl.arange(0, BLOCK)
+    if tile * BLOCK >= history:
+        return
+    there = rows < history
+    position = tl.load(cached_ptr + number) + rows
+    pages_ptr = indices_ptr + tl.load(indptr_ptr + number)
+    page = tl.load(pages_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
+    dims = tl.arange(0, BLOCK_D)
+    slot = page * (2 * PAGE) + position % PAGE
+    to = (pool_ptr + head * DIM) + (slot[:, None] * pool_row + dims[None, :])
+    mask = there[:, None] & (dims < DIM)[None, :]
+    wide = new_start + rows.to(tl.int64)
+    k = tl.load((k_ptr + head * k_head) + (wide[:, None] * k_row + dims[None, :]), mask=mask, other=0.0)
+    tl.store(to, k, mask=mask)
+    v = tl.load((v_ptr + head * v_head) + (wide[:, None] * v_row + dims[None, :]), mask=mask, other=0.0)
+    tl.store(to + tl.cast(PAGE, tl.int64) * pool_row, v, mask=mask)
+
+
+def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
+    """Parts the keys of a call are cut into, from the bounds alone: nothing waits for the device."""
+    return config.splits(programs_of(q, step, config, 1), step.max_cached + step.max_new, processors(q))
+
+
+def programs_of(q: Tensor, step: Step, config: PagedConfig, splits: int) -> int:
+    """Programs of a call."""
+    return -(-step.max_new // config.block_m) * step.batch * q.shape[1] * splits
+
+
+def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
+    """Shape of the fp32 partial sums of a call; None where there are none."""
+    return (splits, *q.shape) if splits > 1 else None
+
+
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
+                   alpha: float, scaling_seqlen: int, splits: int, workspace: Tensor | None) -> None:
+    """Compute `out` [T, H, D]; nothing waits for the device and nothing is allocated.
+
+    Args:
+        q: [T, H, D], last dim contiguous, as k and v.
+        k: like q.
+        v: like q.
+        pool: [pages, 2, page_size, H, D], contiguous.
+        out: like q, contiguous; every row of a sequence is written.
+        step: sequences and pages; checked before.
+        config: tiles and code path.
+        alpha: factor of the scores.
+        scaling_seqlen: what outputs are divided by.
+        splits: parts of the keys, from 1.
+        workspace: fp32 of `workspace_shape`.
+    """
+    _, heads, dim = q.shape
+    tiles = -(-step.max_new // config.block_m)
+    programs = programs_of(q, step, config, splits)
+    if programs == 0 or out.numel() == 0:
+        return
+    page_size = pool.shape[2]
+    block_d = block_of(dim)
+    tma = config.loads == "tma" and _takes_tma(pool)
+    described = descriptor(pool.view(-1, heads, dim), config.block_n, block_d) if tma else None
+    target = out if workspace is None else workspace
+    strides = [stride for x in (q, k, v) for stride in x.stride()[:2]]
+    hstu_paged_forward[(programs,)](
+        q, k, v, pool, target, described, step.offsets, step.cached, step.indptr, step.indices, step.num_targets,
+        *strides, heads * dim, out.numel(), heads * dim, dim,
+        alpha / 2, 1 / scaling_seqlen if workspace is None else 1.0, heads, tiles, splits,
+        DIM=dim, BLOCK_D=block_d, PAGE=page_size, HAS_TARGETS=step.num_targets is not None, TMA=tma, **config.flags(),
+        num_warps=config.warps, num_stages=config.stages)
+    if workspace is not None:
+        hstu_paged_sum[(-(-out.numel() // SUM_BLOCK),)](workspace, out, 1 / scaling_seqlen, out.numel(), splits,
+                                                        BLOCK=SUM_BLOCK, num_warps=4)
+
+
+def _takes_tma(pool: Tensor) -> bool:
+    """Whether the tensor memory accelerator can read the pool."""
+    capability = capability_of(pool)
+    aligned = pool.data_ptr() % 16 == 0 and pool.shape[4] * pool.element_size() % 16 == 0
+    return (capability is None or capability >= (9, 0)) and aligned
+
+
+def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
+    """Write the new history of k and v [T, H, D] into the pages of `pool`; nothing waits for the device.
+
+    Args:
+        k: [T, H, D], last dim contiguous, as v.
+        v: like k.
+        pool: [pages, 2, page_size, H, D], contiguous.
+        step: sequences, and pages for cached and new history; checked before.
+    """
+    _, heads, dim = k.shape
+    tiles = -(-step.max_new // APPEND_ROWS)
+    if tiles * step.batch * heads == 0:
+        return
+    strides = [stride for x in (k, v) for stride in x.stride()[:2]]
+    hstu_paged_append[(tiles * step.batch, heads)](
+        k, v, pool, step.offsets, step.cached, step.indptr, step.indices, step.num_targets, *strides, heads * dim,
+        tiles, DIM=dim, BLOCK_D=block_of(dim), PAGE=pool.shape[2], HAS_TARGETS=step.num_targets is not None,
+        BLOCK=APPEND_ROWS, num_warps=4)

@@ -1,0 +1,182 @@
+"""Attention of a step, exchangeable: pages read by a kernel, pages gathered for a contiguous one, or plain torch.
+
+An attention is made for a step and serves all its layers.  It appends the new history to the layer's pages and attends
+from the new rows to cached keys and new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.errors import unknown
+from attnbench.kernels.hstu.paged.problem import Step
+from attnbench.models.hstu_ranking.config import WHO
+
+NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a step, on the device and, as far as the host knows, on the host."""
+
+    table: Step
+    cached: Sequence[int]
+    new: Sequence[int]
+    "rows of new history"
+    targets: Sequence[int]
+    pages: Sequence[list[int]]
+    page_size: int
+    alpha: float
+    scaling_seqlen: int
+
+
+class Attention(Protocol):
+    """What a layer calls: q, k, v and output [rows, heads, dim], a pool [pages, 2, page_size, heads, dim]."""
+
+    def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write keys and values of the new history into the pages."""
+
+    def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from the new rows; pool None: nothing is cached."""
+
+
+class Reference:
+    """Plain torch, sequence by sequence, in any precision on any device."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        """For one step."""
+        self.sequences = sequences
+
+    def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
+        """As of `Attention`."""
+        rows, pages, slots = self._places
+        pool[pages, 0, slots], pool[pages, 1, slots] = k[rows], v[rows]
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the new history, and page and slot that each belongs to."""
+        given, start = self.sequences, 0
+        rows: list[np.ndarray] = []
+        pages: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
+        for held, cached, new, targets in zip(given.pages, given.cached, given.new, given.targets, strict=True):
+            at = np.arange(cached, cached + new)
+            rows.append(np.arange(start, start + new))
+            pages.append(np.asarray(held, dtype=np.int64)[at // given.page_size])
+            slots.append(at % given.page_size)
+            start += new + targets
+        device = given.table.cached.device
+        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (rows, pages, slots)]
+        return found[0], found[1], found[2]
+
+    def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `Attention`."""
+        given, out, start = self.sequences, torch.empty_like(v), 0
+        for held, cached, new, targets in zip(given.pages, given.cached, given.new, given.targets, strict=True):
+            rows = slice(start, start + new + targets)
+            start = rows.stop
+            keys, values = k[rows], v[rows]
+            if cached:
+                assert pool is not None
+                before = pool[torch.tensor(held, device=pool.device)].transpose(0, 1).flatten(1, 2)[:, :cached]
+                keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
+            i = torch.arange(cached, cached + new + targets, device=q.device)[:, None]
+            j = torch.arange(cached + new + targets, device=q.device)[None, :]
+            sees = ((j <= i) & (j < cached + new)) | (j == i)
+            scores = torch.einsum("ihd,jhd->hij", q[rows], keys) * given.alpha
+            weights = torch.nn.functional.silu(scores) * sees
+            out[rows] = torch.einsum("hij,jhd->ihd", weights, values) / given.scaling_seqlen
+        return out
+
+
+class Paged:
+    """Our kernel: one launch reads pages and new rows."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        """For one step."""
+        self.sequences = sequences
+
+    def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
+        """As of `Attention`."""
+        from attnbench.kernels.hstu.paged.api import hstu_paged_append
+
+        hstu_paged_append(k, v, pool, self.sequences.table)
+
+    def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `Attention`."""
+        from attnbench.kernels.hstu.paged.api import hstu_paged_attention
+
+        given = self.sequences
+        if pool is None:
+            pool = q.new_empty(1, 2, given.page_size, *q.shape[1:])  # no table names its page
+        return hstu_paged_attention(q, k, v, pool, given.table, alpha=given.alpha, scaling_seqlen=given.scaling_seqlen)
+
+
+class Gathered(Reference):
+    """Cached keys and values copied together with the new ones, for `hstu_attention`, which reads no pages."""
+
+    def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `Attention`."""
+        from attnbench.kernels.hstu_dense import hstu_attention
+
+        given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
+        keys, values = k, v
+        if any(given.cached):
+            assert pool is not None
+            pages, slots, old, fresh = self._gather
+            keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
+            keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
+            keys[fresh], values[fresh] = k, v
+        return hstu_attention(q, keys, values, self._offsets, longest, offsets_q=given.table.offsets,
+                              max_seqlen_q=given.table.max_new, num_targets=given.table.num_targets, alpha=given.alpha,
+                              scaling_seqlen=given.scaling_seqlen)
+
+    @property
+    def _lengths(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        return self.sequences.cached, self.sequences.new, self.sequences.targets
+
+    @cached_property
+    def _offsets(self) -> Tensor:
+        ends = np.cumsum([0, *map(sum, zip(*self._lengths, strict=True))], dtype=np.int32)
+        return torch.from_numpy(ends).to(self.sequences.table.cached.device)
+
+    @cached_property
+    def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Page and slot of each cached key, where it goes, and where the new rows go."""
+        given, start = self.sequences, 0
+        pages: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
+        old: list[np.ndarray] = []
+        fresh: list[np.ndarray] = []
+        for held, cached, new, targets in zip(given.pages, *self._lengths, strict=True):
+            at = np.arange(cached)
+            pages.append(np.asarray(held, dtype=np.int64)[at // given.page_size])
+            slots.append(at % given.page_size)
+            old.append(at + start)
+            fresh.append(np.arange(start + cached, start + cached + new + targets))
+            start += cached + new + targets
+        device = given.table.cached.device
+        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (pages, slots, old, fresh)]
+        return found[0], found[1], found[2], found[3]
+
+
+ATTENTIONS: dict[str, Callable[[Sequences], Attention]] = {
+    "reference": Reference, "paged": Paged, "gathered": Gathered}
+
+
+def attention_of(name: str, sequences: Sequences) -> Attention:
+    """An attention by name, for one step.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in ATTENTIONS:
+        raise unknown(WHO, "attention", name, ATTENTIONS)
+    return ATTENTIONS[name](sequences)

@@ -1,0 +1,109 @@
+"""Weights in safetensors files, read and written without a library and without running code.
+
+The format: 8 bytes of little-endian length, a JSON object of so many bytes (name to dtype, shape and data_offsets from
+the object's end), then the data.  (https://github.com/huggingface/safetensors, README "Format".)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.errors import UsageError, refusal
+from attnbench.text import shown
+
+WHO = "checkpoint"
+LARGEST_HEADER = 100_000_000
+"What the format allows."
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Write all weights of a model; a file that is there already stays whole until the new one is."""
+    words = {dtype: word for word, dtype in DTYPES.items()}
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in model.state_dict().items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, weight in weights.items():
+        start, end = end, end + weight.numel() * weight.element_size()
+        header[name] = {"dtype": words[weight.dtype], "shape": list(weight.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for weight in weights.values():
+            file.write(weight.reshape(-1).view(torch.uint8).numpy().data)
+    partial.replace(path)
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Give a model the weights of a file, in the model's precision; nothing is changed where the file does not fit.
+
+    Raises:
+        UsageError: the file is not there, is no safetensors file, is cut short, or has other weights than the model.
+    """
+    found = read(path)
+    wanted = model.state_dict()
+    for name, weight in wanted.items():
+        if name not in found:
+            raise UsageError(refusal(WHO, "file", path.name, f"has no weights {name}", "all weights of the model"))
+        if found[name].shape != weight.shape:
+            raise UsageError(refusal(WHO, name, list(found[name].shape), "is another model's",
+                                     f"{list(weight.shape)}"))
+    extra = sorted(found.keys() - wanted.keys())
+    if extra:
+        raise UsageError(refusal(WHO, "file", path.name, f"has weights the model has not, such as {shown(extra[0])}",
+                                 "weights of the model alone"))
+    for name, weight in wanted.items():
+        weight.copy_(found[name])
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU, mapped into memory and not to be written to.
+
+    Raises:
+        UsageError: the file is not there, is no safetensors file, or is cut short.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(size - 8, LARGEST_HEADER):
+                raise _no_file(path, "has no header that fits its size")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise _no_file(path, f"cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise _no_file(path, "has a header that is no JSON") from None
+    if not isinstance(header, dict):
+        raise _no_file(path, "has a header that is no object")
+    header.pop("__metadata__", None)
+    data = size - 8 - length
+    bytes_ = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length:] if data else \
+        torch.empty(0, dtype=torch.uint8)
+    return {name: _tensor(path, name, entry, bytes_) for name, entry in header.items()}
+
+
+def _tensor(path: Path, name: str, entry: Any, data: Tensor) -> Tensor:
+    try:
+        dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        right = all(type(number) is int and number >= 0 for number in (*shape, start, end))
+        fits = right and end - start == math.prod(shape) * dtype.itemsize
+    except (KeyError, TypeError, ValueError):
+        raise _no_file(path, f"says of {shown(name)} what is not understood") from None
+    if not fits or end > len(data):
+        raise _no_file(path, f"is cut short at {shown(name)}, or says a wrong size of it")
+    part = data[start:end]
+    # Mapped bytes that do not begin where a number may: copied.
+    part = part.clone() if part.storage_offset() % dtype.itemsize else part
+    return part.view(dtype).view(shape)
+
+
+def _no_file(path: Path, wrong: str) -> UsageError:
+    return UsageError(refusal(WHO, "file", path.name, wrong, "a safetensors file of floating-point weights"))

@@ -1,0 +1,122 @@
+"""What an HSTU ranking model is made of: token embeddings, HSTU layers in both published variants, the towers.
+
+    hstu   [u, v, q, k] = SiLU(LN(x) W + b)                        out = x + (LN(a) u) W_o
+    stu    [u, v, q, k] = LN(x) W + b, SiLU on u alone             out = x + [u, a, LN(a) u] W_o        a = attention
+
+(hstu: Zhai et al. 2024, arXiv:2402.17152, and NVIDIA/recsys-examples; stu: meta-recsys/generative-recommenders.)
+Inference alone: no dropout, no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnbench.models.hstu_ranking.config import ModelConfig
+from attnbench.models.hstu_ranking.rows import POSITIONS, TIME_BUCKETS, Rows
+
+CATEGORIES = 128
+ACTION_DIM, ACTION_HIDDEN = 8, 256
+"Of models that add the action to its item (DLRMv3)."
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"q, k, v [rows, heads, dim] to the output of the same shape"
+
+
+class Tokens(nn.Module):
+    """Rows of tokens with absolute positions: x √d + P; all candidates stand behind the history, at one place."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Tables and, where they are not as wide as the model, the product behind them."""
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(config.vocabulary, config.width))
+        self.down = nn.Linear(config.width, config.hidden) if config.width != config.hidden else None
+        self.positions = nn.Parameter(torch.empty(config.history_tokens + 1, config.hidden))
+
+    def forward(self, rows: Rows) -> Tensor:
+        """[rows, hidden]."""
+        x = functional.embedding(rows.ids, self.table)
+        x = x if self.down is None else self.down(x)
+        return x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
+
+
+class CountedBack(nn.Module):
+    """Rows of DLRMv3: item and category through an MLP, the action added, positions and times back from the request.
+
+    MLPerf's data says an item's category; here it is the item's number modulo 128.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Tables and MLPs."""
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(config.vocabulary, config.width))
+        self.categories = nn.Parameter(torch.empty(CATEGORIES, config.width))
+        self.item = _mlp((2 * config.width, config.hidden, config.hidden))
+        self.actions = nn.Parameter(torch.empty(config.actions + 1, ACTION_DIM))
+        self.action = _mlp((ACTION_DIM, ACTION_HIDDEN, config.hidden))
+        self.positions = nn.Parameter(torch.empty(POSITIONS, config.hidden))
+        self.times = nn.Parameter(torch.empty(TIME_BUCKETS, config.hidden))
+
+    def forward(self, rows: Rows) -> Tensor:
+        """[rows, hidden]."""
+        assert rows.actions is not None
+        assert rows.times is not None
+        item = torch.cat([functional.embedding(rows.ids, self.table),
+                          functional.embedding(rows.ids % CATEGORIES, self.categories)], dim=1)
+        x = self.item(item) + self.action(functional.embedding(rows.actions, self.actions))
+        x = x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
+        return x + functional.embedding(rows.times, self.times)
+
+
+class Layer(nn.Module):
+    """One HSTU layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Weights; order of the wide product: u, v, q, k."""
+        super().__init__()
+        self.heads, self.dim, self.whole = config.heads, config.dim, config.variant == "hstu"
+        wide = config.heads * config.dim
+        self.norm = nn.LayerNorm(config.hidden, eps=config.eps)
+        self.uvqk = nn.Linear(config.hidden, 4 * wide)
+        self.norm_out = nn.LayerNorm(wide, eps=config.eps)
+        self.out = nn.Linear(wide if self.whole else 3 * wide, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """[rows, hidden] to the same."""
+        uvqk = self.uvqk(self.norm(x))
+        if self.whole:
+            uvqk = functional.silu(uvqk)
+        wide = self.heads * self.dim
+        u, v, q, k = uvqk.split(wide, dim=1)
+        a = attend(*(part.view(-1, self.heads, self.dim) for part in (q, k, v))).flatten(1)
+        if self.whole:
+            return x + self.out(self.norm_out(a) * u)
+        u = functional.silu(u)
+        return x + self.out(torch.cat([u, a, self.norm_out(a) * u], dim=1))
+
+
+class Towers(nn.Module):
+    """Logits of the candidates: rows of length one (LayerNorm, where times count back), then an MLP a tower."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """One MLP a tower."""
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden, eps=config.eps) if config.recency else None
+        self.towers = nn.ModuleList(_mlp((config.hidden, *config.head)) for _ in range(config.towers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[candidates, hidden] to [candidates, tasks]."""
+        x = functional.normalize(x, dim=1, eps=1e-6) if self.norm is None else self.norm(x)
+        return torch.cat([tower(x) for tower in self.towers], dim=1)
+
+
+def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:
+    """Products with ReLU between them."""
+    parts: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        parts += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])

@@ -1,0 +1,132 @@
+"""Users shaped as those of KuaiRand-1K, drawn by seed, and their requests in the order of time.
+
+What is known of the data set and kept (facts by count over its standard logs of 2022-04-08 to 05-08): interactions of a
+user are log-normal (μ 8.94, σ 1.00), an item of popularity rank r has a share ∝ (r + 300)^-0.75 of 4,371,868 items,
+several interactions share one time (a page of the feed).
+
+What is assumed, for no figure was found: pages of 4 to 10 interactions; visits of a geometric number of pages, 5 on
+average, a minute apart on average; visits uniform over the 31 days; each kind of action independent of the others, at
+the rates below; context features uniform.  Hit rates of a cache depend on the visits: say so beside them.
+
+Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnbench.errors import UsageError, refusal
+from attnbench.models.hstu_ranking.config import ModelConfig
+from attnbench.models.hstu_ranking.request import Request
+
+WHO = "synthetic users"
+LOG_MEAN, LOG_SIGMA = 8.94, 1.00
+CATALOGUE, HEAD, SLOPE = 4_371_868, 300, 0.75
+FIRST_MS, DAYS = 1_649_376_000_000, 31
+"2022-04-08 00:00 UTC"
+DAY_MS = 86_400_000
+PAGE_ROWS = (4, 10)
+VISIT_PAGES, PAGE_GAP_MS = 5, 60_000
+ACTION_RATES = (0.4, 0.02, 0.002, 0.003, 0.002, 0.001, 0.3, 0.01)
+"Of the bits click, like, follow, comment, forward, hate, long view, profile enter."
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What one user did, in the order of time."""
+
+    user: int
+    items: np.ndarray
+    "int64 [n] ids in the model's vocabulary"
+    actions: np.ndarray
+    "int64 [n] masks of `ACTION_RATES`' bits, in the model's vocabulary"
+    times: np.ndarray
+    "int64 [n] milliseconds; equal within a page"
+    visits: np.ndarray
+    "int64 [visits]: first interaction of each visit"
+    context: np.ndarray
+    "int64 [features]"
+
+
+def draw_user(config: ModelConfig, user: int, seed: int) -> Log:
+    """One user, whoever else is drawn.
+
+    Args:
+        config: whose vocabularies ids are hashed to.
+        user: number, from 0.
+        seed: of the data set.
+
+    Raises:
+        UsageError: a number cannot be used.
+    """
+    for name, value in (("user", user), ("seed", seed)):
+        if type(value) is not int or value < 0:
+            raise UsageError(refusal(WHO, name, value, "cannot be used", "a whole number from 0"))
+    drawn = np.random.default_rng([seed, user])
+    count = max(1, round(drawn.lognormal(LOG_MEAN, LOG_SIGMA)))
+    times, visits = _times(drawn, count)
+    bits = drawn.random((count, len(ACTION_RATES))) < ACTION_RATES
+    actions = (bits << np.arange(len(ACTION_RATES))).sum(axis=1)
+    context = np.array([user % size if feature == 0 else drawn.integers(size)
+                        for feature, size in enumerate(config.context)], dtype=np.int64)
+    return Log(user, _hashed(draw_ranks(drawn, count), config.items), actions % config.actions, times, visits, context)
+
+
+def draw_ranks(drawn: np.random.Generator, count: int) -> np.ndarray:
+    """Popularity ranks from 0, by the inverse of the (continuous) distribution."""
+    power = 1 - SLOPE
+    low, high = HEAD**power, (CATALOGUE + HEAD) ** power
+    ranks = (low + drawn.random(count) * (high - low)) ** (1 / power) - HEAD
+    return np.clip(ranks.astype(np.int64), 0, CATALOGUE - 1)
+
+
+def _times(drawn: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times of a user's interactions, and where visits begin."""
+    sizes = drawn.integers(PAGE_ROWS[0], PAGE_ROWS[1] + 1, count // PAGE_ROWS[0] + 1)
+    pages = int(np.searchsorted(sizes.cumsum(), count)) + 1
+    lengths = drawn.geometric(1 / VISIT_PAGES, pages)
+    visits = int(np.searchsorted(lengths.cumsum(), pages)) + 1
+    starts = np.sort(drawn.integers(0, DAYS * DAY_MS, visits)) + FIRST_MS
+    visit_of_page: np.ndarray = np.repeat(np.arange(visits), lengths[:visits])[:pages]
+    gaps = drawn.exponential(PAGE_GAP_MS, pages).astype(np.int64) + 1
+    first = np.searchsorted(visit_of_page, np.arange(visits))
+    run = gaps.cumsum()
+    # A visit that would last into the next one pushes it on: time never goes back.
+    when = np.maximum.accumulate(starts[visit_of_page] - run[first][visit_of_page]) + run
+    times: np.ndarray = np.repeat(when, sizes[:pages])[:count]
+    begins = np.concatenate([[0], sizes[:pages].cumsum()])[first]
+    return times, begins[begins < count]
+
+
+def _hashed(ranks: np.ndarray, size: int) -> np.ndarray:
+    """Ids below `size` of ranks: splitmix64, so that what is popular is not next to itself."""
+    x = ranks.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) % np.uint64(size)).astype(np.int64)
+
+
+def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[tuple[int, Request]]:
+    """A request at the start of each visit: the history so far, and the items that follow as candidates.
+
+    A history is cut where the model's most is reached: its *first* items are kept, as NVIDIA's preprocessing does, so
+    that each history continues the one before.  One that drops its oldest items continues nothing that is cached.
+
+    Args:
+        log: a user.
+        config: the model.
+        num_candidates: of each request; fewer where the log ends before.
+
+    Yields:
+        Milliseconds, and the request.
+    """
+    for begin in log.visits.tolist():
+        seen = min(begin, config.max_history)
+        now = int(log.times[begin])
+        yield now, Request(
+            user=log.user, items=log.items[:seen], actions=log.actions[:seen], context=log.context,
+            candidates=log.items[begin:begin + min(num_candidates, config.max_candidates)],
+            times=log.times[:seen] // 1000, now=now // 1000)

@@ -1,0 +1,387 @@
+"""A paged cache of keys and values: one pool on the device, a table a user, host memory behind it if wanted.
+
+A step of a batch goes like this:
+
+    with cache.step(users, histories, targets) as step:      # look up, evict, allocate; pins the users
+        for layer in …: step.wait_layer(layer); append new history; attend over step.table
+                                                              # left without an error: the new history is cached
+                                                              # left with one: as if the step had never been
+
+What a history finds: on the device, where the cached tokens are its first ones (a hit); in host memory likewise (a host
+hit: the pages are copied in beside the step); nothing otherwise.  A history that is shorter than what is cached, or
+begins differently, is nobody's continuation: what was cached is dropped and all of it computed again.
+
+Evicted are whole users, the least recently used first; never one of the batch, of a step that runs, or with a transfer
+under way.  Candidates are never cached.  Not for several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.errors import UsageError, refusal
+from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
+from attnbench.models.paged_cache.tables import make_table
+from attnbench.models.paged_cache.tier import Entry, Tier
+from attnbench.models.paged_cache.transfers import Ticket, Transfers
+
+WHO = "kv-cache"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What steps found, in tokens of history: hit + host_hit + missed = tokens, failed steps included."""
+
+    steps: int = 0
+    failed_steps: int = 0
+    tokens: int = 0
+    hit: int = 0
+    host_hit: int = 0
+    missed: int = 0
+    evicted_users: int = 0
+    stale_users: int = 0
+    "dropped because a history had shrunk or differed, on the device or in host memory"
+    offloaded: int = 0
+    "tokens copied to host memory"
+    not_offloaded: int = 0
+    "tokens that host memory had no room for"
+    failed_transfers: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """By name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+@dataclass(slots=True)
+class CacheStep:
+    """What a running step may use."""
+
+    users: list[int]
+    cached: list[int]
+    "tokens of each user that need not be computed"
+    new: list[int]
+    "tokens of history that do"
+    table: Step
+    "for append and attention"
+    pages: list[list[int]]
+    "of each user, for cached and new history"
+    tickets: list[Ticket] = field(default_factory=list)
+
+    def wait_layer(self, layer: int) -> None:
+        """Let the device wait until what is copied in from the host is there, for one layer; the host goes on."""
+        for ticket in self.tickets:
+            ticket.wait_layer(layer)
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A transfer under way and what it keeps from being evicted."""
+
+    ticket: Ticket
+    pinned: list[Entry]
+    arrives: list[tuple[Entry, int, np.ndarray]] | None = None
+    "of an offload: what entries of host memory hold when it is over; None: it goes to the device"
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """What of a user is to be copied out."""
+
+    user: int
+    source: Entry
+    held: Entry
+    span: slice
+    "pages, in the order of the tokens"
+
+
+class PagedCache:
+    """Keys and values of users, in pages."""
+
+    def __init__(
+        self, *, layers: int, heads: int, dim: int, pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool = True, offload_chunk: int = 1,
+        poison: bool = False, owner: object = None, transfers: Any = Transfers,
+    ) -> None:
+        """An empty cache; its memory is taken here and nowhere else.
+
+        Args:
+            layers: of the model.
+            heads: of keys and values.
+            dim: of a head.
+            pages: in the pool.
+            page_size: tokens of a page: 32, 64 or 128.
+            dtype: of keys and values.
+            device: of the pool.
+            host_pages: pages of host memory; 0: no offload.
+            reload: take host hits; without, host memory is filled but such tokens are computed again.
+            offload_chunk: tokens of a user that have to be new before they are copied out.
+            poison: write NaN to pages that are freed, and to all at first: a stale read shows.
+            owner: what the values depend on beside token ids; kept for whoever made the cache.
+            transfers: makes the copies, as `Transfers` does.
+
+        Raises:
+            UsageError: a number cannot be used.
+        """
+        numbers = {"layers": layers, "heads": heads, "dim": dim, "pages": pages, "offload_chunk": offload_chunk}
+        for name, value in numbers.items():
+            if type(value) is not int or value < 1:
+                raise UsageError(refusal(WHO, name, value, "cannot be used", "a whole number from 1"))
+        if type(host_pages) is not int or host_pages < 0:
+            raise UsageError(refusal(WHO, "host_pages", host_pages, "cannot be used", "a whole number from 0"))
+        if page_size not in PAGE_SIZES:
+            raise UsageError(refusal(WHO, "page_size", page_size, "is not supported",
+                                     f"one of {', '.join(map(str, PAGE_SIZES))}"))
+        shape = (2, page_size, heads, dim)
+        self.page_size, self.counts, self.owner = page_size, Counts(), owner
+        self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
+        "[layers, pages, 2, page_size, heads, dim]; [layer] is what the kernels take"
+        self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
+        self._poison, self._reload, self._chunk = poison, reload, offload_chunk
+        self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, freed))
+        self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, freed))
+        self._transfers: Any = transfers(self.pool, self.host) if host_pages else None
+        self._moving: list[_Moving] = []
+        self._running: set[int] = set()
+        self._freed(self.pool, list(range(pages)))
+        self._freed(self.host, list(range(host_pages)))
+
+    def _freed(self, pool: Tensor, pages: list[int]) -> None:
+        if self._poison and pages:
+            pool.index_fill_(1, torch.tensor(pages, device=pool.device), torch.nan)
+
+    @property
+    def users(self) -> dict[int, int]:
+        """Users on the device and how many of their tokens are cached, the least recently used first."""
+        return {user: entry.length for user, entry in self._device_tier.entries.items()}
+
+    @contextmanager
+    def step(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]
+             ) -> Iterator[CacheStep]:
+        """Run a step: the new history is cached when the block ends, and forgotten when it ends with an error.
+
+        Args:
+            users: of the batch, each once.
+            histories: int64 [tokens] of each user: ids of all tokens of the history, cached or not.
+            targets: candidates of each user.
+
+        Raises:
+            UsageError: a user is there twice or in another running step, or the pool has not the pages; nothing has
+                changed then.
+        """
+        found = self._begin(users, histories, targets)
+        try:
+            yield found
+        except BaseException:
+            self._running -= set(found.users)
+            self._abort(found)
+            raise
+        self._running -= set(found.users)
+        self._commit(found, histories)
+
+    def settle(self) -> None:
+        """Wait for all transfers."""
+        for moving in self._moving:
+            moving.ticket.wait()
+        self._poll()
+
+    # ── the three parts of a step ──────────────────────────────────────────────────────────────────
+
+    def _begin(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]) -> CacheStep:
+        self._poll()
+        tier, keep = self._device_tier, set(users)
+        if len(keep) < len(users):
+            twice = next(user for user in users if list(users).count(user) > 1)
+            raise UsageError(refusal(WHO, "user", twice, "is in the batch twice", "each user once"))
+        for user in users:
+            if user in self._running:
+                raise UsageError(refusal(WHO, "user", user, "is in another running step", "one step of a user at once"))
+        stale = [user for user, history in zip(users, histories, strict=True)
+                 if user in tier.entries and not tier.entries[user].holds(history)]
+        victims = self._room(users, histories, stale)
+        for user in stale:
+            self._drop_stale(tier, user)
+        for user in victims:
+            tier.drop(user)
+            self.counts.evicted_users += 1
+        # From here on nothing is refused.
+        self._running |= keep
+        try:
+            return self._take(users, histories, targets)
+        except BaseException:
+            self._running -= keep
+            for user in users:
+                if user in tier.entries:
+                    tier.shrink(user)
+            raise
+
+    def _take(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]) -> CacheStep:
+        """Give the batch its pages, start what comes from the host, and only then pin and count."""
+        tier = self._device_tier
+        before: list[int] = []
+        entries: list[Entry] = []
+        for user, history in zip(users, histories, strict=True):
+            entries.append(tier.grow(user, len(history)))
+            tier.touch(user)
+            before.append(entries[-1].length)
+        self._bring([one for one in zip(users, entries, histories, strict=True) if not one[1].length])
+        tickets = [moving.ticket for moving in self._moving if moving.arrives is None
+                   and any(one is entry for one in moving.pinned for entry in entries)]
+        cached = [entry.length for entry in entries]
+        lengths = [len(history) for history in histories]
+        new = [length - held for length, held in zip(lengths, cached, strict=True)]
+        pages = [entry.pages for entry in entries]
+        step = CacheStep(list(users), cached, new, make_table(cached, new, targets, pages, self.pool.device), pages,
+                         tickets)
+        for entry in entries:
+            entry.pins += 1
+        counts = self.counts
+        counts.steps += 1
+        counts.tokens += sum(lengths)
+        counts.missed += sum(new)
+        counts.hit += sum(before)
+        counts.host_hit += sum(cached) - sum(before)
+        return step
+
+    def _room(self, users: Sequence[int], histories: Sequence[np.ndarray], stale: list[int]) -> list[int]:
+        """Users to evict so that the batch fits, or a refusal that changes nothing; waits for transfers if it must."""
+        tier = self._device_tier
+        whole = sum(tier.needed(len(history)) for history in histories)
+        if whole > tier.pages:
+            raise UsageError(refusal(WHO, "pages", tier.pages, f"are too few for a batch that takes {whole}",
+                                     "a larger pool or a smaller batch"))
+        while True:
+            held = sum(len(entry.pages) for user in users if (entry := tier.entries.get(user)) and user not in stale)
+            given = sum(len(tier.entries[user].pages) for user in stale)
+            victims = tier.victims(whole - held - given, users)
+            if victims is not None:
+                return victims
+            if not self._moving:
+                raise UsageError(refusal(WHO, "pages", tier.pages, f"are too few beside the steps that run: a batch "
+                                         f"takes {whole}", "a larger pool or fewer steps at once"))
+            self._moving[0].ticket.wait()
+            self._poll()
+
+    def _commit(self, step: CacheStep, histories: Sequence[np.ndarray]) -> None:
+        self._poll()
+        for user, history in zip(step.users, histories, strict=True):
+            entry = self._device_tier.entries[user]
+            if len(history) > entry.length:
+                entry.length, entry.tokens = len(history), np.array(history, dtype=np.int64)
+            entry.pins -= 1
+            self._device_tier.shrink(user)
+        if self._transfers is not None:
+            self._offload(step.users)
+
+    def _abort(self, step: CacheStep) -> None:
+        self.counts.failed_steps += 1
+        for user in step.users:
+            self._device_tier.entries[user].pins -= 1
+            self._device_tier.shrink(user)
+
+    def _drop_stale(self, tier: Tier, user: int) -> None:
+        """Forget what a history does not continue; a transfer that uses it is waited for."""
+        entry = tier.entries[user]
+        for moving in self._moving:
+            if any(one is entry for one in moving.pinned):
+                moving.ticket.wait()
+        self._poll()
+        if user in tier.entries:
+            tier.drop(user)
+        self.counts.stale_users += 1
+
+    # ── host memory ────────────────────────────────────────────────────────────────────────────────
+
+    def _bring(self, missing: list[tuple[int, Entry, np.ndarray]]) -> None:
+        """Start to copy in what host memory has of some histories; an entry's length says what will be there."""
+        tier = self._host_tier
+        found: list[tuple[Entry, Entry, int]] = []
+        for user, entry, history in missing if self._reload else []:
+            held = tier.entries.get(user)
+            if held is None:
+                continue
+            if not held.holds(history):
+                self._drop_stale(tier, user)
+                continue
+            tier.touch(user)
+            if held.length:
+                found.append((entry, held, tier.needed(held.length)))
+        if not found:
+            return
+        try:
+            ticket = self._transfers.reload([page for _, held, count in found for page in held.pages[:count]],
+                                            [page for entry, _, count in found for page in entry.pages[:count]])
+        except RuntimeError:
+            # What was started must not write behind what is computed now.
+            self._transfers.drain()
+            self.counts.failed_transfers += 1
+            return
+        for entry, held, _ in found:
+            entry.length, entry.tokens = held.length, held.tokens
+        self._start(ticket, [one for entry, held, _ in found for one in (entry, held)], None)
+
+    def _offload(self, users: Sequence[int]) -> None:
+        """Start to copy out what host memory has not yet of some users."""
+        leaving = [one for user in users if (one := self._leaving(user, users)) is not None]
+        if not leaving:
+            return
+        try:
+            ticket = self._transfers.offload([page for one in leaving for page in one.source.pages[one.span]],
+                                             [page for one in leaving for page in one.held.pages[one.span]])
+        except RuntimeError:
+            self._transfers.drain()
+            self.counts.failed_transfers += 1
+            for one in leaving:
+                # The page that was partly filled may be half written: only whole pages before it still count.
+                one.held.length -= one.held.length % self.page_size
+                one.held.tokens = one.held.tokens[:one.held.length]
+                self._host_tier.shrink(one.user)
+            return
+        self.counts.offloaded += sum(one.source.length - one.held.length for one in leaving)
+        self._start(ticket, [entry for one in leaving for entry in (one.source, one.held)],
+                    [(one.held, one.source.length, one.source.tokens) for one in leaving])
+
+    def _leaving(self, user: int, keep: Sequence[int]) -> _Leaving | None:
+        """Give a user host pages for what is to be copied out; None: nothing is, or there is no room for it."""
+        source, tier = self._device_tier.entries.get(user), self._host_tier
+        held = tier.entries.get(user)
+        if source is None or any(one is held for moving in self._moving for one in moving.pinned):
+            return None  # the next step of this user brings the rest
+        if held is not None and not held.holds(source.tokens):
+            self._drop_stale(tier, user)
+            held = None
+        before, have = (0, 0) if held is None else (held.length, len(held.pages))
+        if source.length - before < self._chunk:
+            return None
+        victims = tier.victims(tier.needed(source.length) - have, keep)
+        if victims is None:
+            self.counts.not_offloaded += source.length - before
+            return None
+        for victim in victims:
+            tier.drop(victim)
+        held = tier.grow(user, source.length)
+        tier.touch(user)
+        # The page that was partly filled is copied again.
+        return _Leaving(user, source, held, slice(before // self.page_size, tier.needed(source.length)))
+
+    def _start(self, ticket: Ticket, pinned: list[Entry], arrives: list[tuple[Entry, int, np.ndarray]] | None) -> None:
+        for entry in pinned:
+            entry.pins += 1
+        self._moving.append(_Moving(ticket, pinned, arrives))
+
+    def _poll(self) -> None:
+        """Take note of transfers that are over."""
+        over = [moving for moving in self._moving if moving.ticket.done()]
+        for moving in over:
+            for entry in moving.pinned:
+                entry.pins -= 1
+            for held, length, tokens in moving.arrives or []:
+                held.length, held.tokens = length, tokens
+        if over:
+            self._moving = [moving for moving in self._moving if not any(moving is one for one in over)]

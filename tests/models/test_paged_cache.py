@@ -1,0 +1,432 @@
+"""The paged cache: a state machine of steps, evictions, transfers and failures, and single cases said in words.
+
+Keys and values are numbers made of the token and the layer, so that whatever is read shows whose it is; freed pages are
+NaN.  Transfers are late on purpose: a copy is made when somebody waits for it, or when a rule says so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from attnbench.errors import UsageError
+from attnbench.models.paged_cache import PagedCache
+from attnbench.models.paged_cache.tier import Tier
+from attnbench.models.paged_cache.transfers import Transfers, runs
+
+LAYERS, PAGE = 2, 32
+
+
+class LateTicket:
+    def __init__(self, copy):
+        self.copy = copy
+
+    def done(self):
+        return self.copy is None
+
+    def wait(self):
+        if self.copy:
+            self.copy()
+        self.copy = None
+
+    def wait_layer(self, layer):
+        self.wait()
+
+
+class LateTransfers(Transfers):
+    """Copies when waited for; the next one fails half way if told so."""
+
+    fails = False
+
+    def reload(self, host_pages, pages):
+        return self._late(super().reload, list(host_pages), list(pages), self.pool)
+
+    def offload(self, pages, host_pages):
+        return self._late(super().offload, list(pages), list(host_pages), self.host)
+
+    def _late(self, copy, source, to, pool):
+        if type(self).fails:
+            type(self).fails = False
+            pool[0, to[:1]] = 12345.0
+            raise RuntimeError("no memory for the copy")
+        return LateTicket(lambda: copy(source, to))
+
+
+def make_cache(pages=6, host_pages=0, *, transfers=LateTransfers, **more):
+    return PagedCache(layers=LAYERS, heads=1, dim=1, pages=pages, page_size=PAGE, dtype=torch.float64, poison=True,
+                      host_pages=host_pages, transfers=transfers, **more)
+
+
+def written(tokens, layer):
+    return torch.as_tensor(np.asarray(tokens, dtype=np.float64)) * 10 + layer
+
+
+def compute(cache, step, histories):
+    """What a model does with a step: append the new history, then read all of it."""
+    for layer in range(LAYERS):
+        step.wait_layer(layer)
+        pool = cache.pool[layer]
+        for pages, history, cached in zip(step.pages, histories, step.cached, strict=True):
+            at = np.arange(len(history))
+            page, slot = torch.tensor([pages[i // PAGE] for i in at], dtype=torch.int64), torch.as_tensor(at % PAGE)
+            new = slice(cached, None)
+            pool[page[new], 0, slot[new], 0, 0] = written(history[new], layer)
+            pool[page[new], 1, slot[new], 0, 0] = -written(history[new], layer)
+            assert torch.equal(pool[page, 0, slot, 0, 0], written(history, layer))
+            assert torch.equal(pool[page, 1, slot, 0, 0], -written(history, layer))
+
+
+def check_books(cache):
+    """Every page has one owner or is free; freed pages are NaN; the counts add up."""
+    for tier, pool in ((cache._device_tier, cache.pool), (cache._host_tier, cache.host)):
+        held = [page for entry in tier.entries.values() for page in entry.pages]
+        assert sorted(held + tier.free) == list(range(tier.pages))
+        assert pool[:, tier.free].isnan().all()
+        for entry in tier.entries.values():
+            assert len(entry.tokens) == entry.length
+            assert len(entry.pages) >= tier.needed(entry.length)
+            assert entry.pins >= 0
+    counts = cache.counts
+    assert counts.hit + counts.host_hit + counts.missed == counts.tokens
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([33, 1, 32, 0, 31, 64])), min_size=1, max_size=2,
+                    unique_by=lambda one: one[0])
+
+
+class Serving(RuleBasedStateMachine):
+    """Users whose histories grow, shrink and change; steps that overlap, end and fail; transfers at any time."""
+
+    @initialize(pages=st.integers(4, 9), host_pages=st.sampled_from([12, 4, 0]), reload=st.booleans(),
+                chunk=st.sampled_from([1, 33]))
+    def start(self, pages, host_pages, reload, chunk):
+        LateTransfers.fails = False
+        self.cache = make_cache(pages, host_pages, reload=reload, offload_chunk=chunk)
+        self.histories = {user: np.empty(0, dtype=np.int64) for user in range(4)}
+        self.open = []
+        self.steps = self.tokens = 0
+
+    def history_of(self, user, more):
+        """A history that has grown, or begun anew when it is long; tokens are as often shared by users as not."""
+        history = self.histories[user]
+        start = len(history) + 1000 * (user % 2)
+        grown = np.concatenate([history, np.arange(start, start + more)])
+        self.histories[user] = grown if len(grown) < 4 * PAGE else grown[:more]
+        return self.histories[user].copy()
+
+    def opened(self, requests):
+        users = [user for user, _ in requests]
+        histories = [self.history_of(user, more) for user, more in requests]
+        context = self.cache.step(users, histories, [3] * len(users))
+        before = self.cache.counts.as_dict()
+        try:
+            step = context.__enter__()
+        except UsageError:
+            assert self.cache.counts.as_dict() == before
+            needed = sum(-(-len(history) // PAGE) for history in histories)
+            assert needed > self.cache.pool.shape[1] or self.open
+            return None
+        self.steps, self.tokens = self.steps + 1, self.tokens + sum(map(len, histories))
+        assert step.table.cached.tolist() == step.cached
+        return context, step, histories
+
+    def closed(self, context, step, histories):
+        compute(self.cache, step, histories)
+        context.__exit__(None, None, None)
+        for user, history in zip(step.users, histories, strict=True):
+            assert self.cache.users.get(user, 0) == len(history)
+
+    @rule(requests=REQUESTS)
+    def serve(self, requests):
+        if one := self.opened(requests):
+            self.closed(*one)
+
+    @rule(requests=REQUESTS)
+    def begin(self, requests):
+        if one := self.opened(requests):
+            self.open.append(one)
+
+    @rule(user=st.integers(0, 3), kept=st.sampled_from([0.0, 0.5, 0.9]))
+    def shrink(self, user, kept):
+        self.histories[user] = self.histories[user][:int(kept * len(self.histories[user]))]
+
+    @rule(user=st.integers(0, 3), where=st.sampled_from([0.0, 0.6, 0.99]))
+    def change(self, user, where):
+        changed = self.histories[user].copy()
+        if len(changed):
+            changed[int(where * len(changed))] += 7
+            self.histories[user] = changed
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 9))
+    def end(self, which):
+        self.closed(*self.open.pop(which % len(self.open)))
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 9), computed=st.booleans())
+    def fail(self, which, computed):
+        context, step, histories = self.open.pop(which % len(self.open))
+        if computed:
+            compute(self.cache, step, histories)
+        assert not context.__exit__(RuntimeError, RuntimeError("the model failed"), None)
+
+    @rule(which=st.integers(0, 9))
+    def arrive(self, which):
+        if self.cache._moving:
+            self.cache._moving[which % len(self.cache._moving)].ticket.wait()
+
+    @rule()
+    def settle(self):
+        self.cache.settle()
+
+    @rule()
+    def break_next_transfer(self):
+        LateTransfers.fails = True
+
+    @invariant()
+    def books(self):
+        if hasattr(self, "cache"):
+            check_books(self.cache)
+            assert (self.cache.counts.steps, self.cache.counts.tokens) == (self.steps, self.tokens)
+
+    def teardown(self):
+        LateTransfers.fails = False
+        if hasattr(self, "cache"):
+            for context, step, histories in self.open:
+                compute(self.cache, step, histories)
+                context.__exit__(None, None, None)
+            self.cache.settle()
+            check_books(self.cache)
+            tiers = self.cache._device_tier, self.cache._host_tier
+            assert not any(entry.pins for tier in tiers for entry in tier.entries.values())
+
+
+TestServing = Serving.TestCase
+TestServing.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True,
+                                suppress_health_check=list(HealthCheck))
+
+
+def tokens(count, start=0):
+    return np.arange(start, start + count, dtype=np.int64)
+
+
+def serve(cache, *requests):
+    users, histories = [user for user, _ in requests], [history for _, history in requests]
+    with cache.step(users, histories, [0] * len(users)) as step:
+        compute(cache, step, histories)
+    return step.cached
+
+
+def test_a_longer_history_is_a_hit_of_what_it_was():
+    cache = make_cache()
+    assert serve(cache, (7, tokens(40))) == [0]
+    assert serve(cache, (7, tokens(41)), (8, tokens(3))) == [40, 0]
+    assert serve(cache, (7, tokens(41))) == [41]
+    assert cache.counts.as_dict() | {"steps": 3} == cache.counts.as_dict()
+    assert (cache.counts.hit, cache.counts.missed, cache.counts.tokens) == (81, 44, 125)
+
+
+@pytest.mark.parametrize("history", [tokens(39), tokens(40, 1), np.append(tokens(20), tokens(30)), tokens(0)],
+                         ids=["shrank", "differs", "differs-late", "emptied"])
+def test_what_a_history_does_not_continue_is_computed_again(history):
+    cache = make_cache(host_pages=4)
+    serve(cache, (7, tokens(40)))
+    assert serve(cache, (7, history)) == [0]
+    assert cache.counts.stale_users in (1, 2)
+    assert cache.counts.hit == cache.counts.host_hit == 0
+    assert cache.users.get(7, 0) == len(history)
+
+
+def test_the_least_recently_used_goes_first_and_nobody_of_the_batch():
+    cache = make_cache(pages=3)
+    serve(cache, (1, tokens(5)), (2, tokens(6)), (3, tokens(7)))
+    serve(cache, (1, tokens(5)))
+    assert serve(cache, (2, tokens(6)), (4, tokens(8))) == [6, 0]
+    assert cache.users == {1: 5, 2: 6, 4: 8}
+    assert cache.counts.evicted_users == 1
+
+
+def test_a_batch_that_does_not_fit_is_refused_and_changes_nothing():
+    cache = make_cache(pages=3)
+    serve(cache, (1, tokens(40)))
+    before = cache.counts.as_dict()
+    for requests, said in (
+        ([(2, tokens(97))], "kv-cache: pages=3 are too few for a batch that takes 4; a larger pool or a smaller batch"),
+        ([(2, tokens(5)), (2, tokens(5))], "kv-cache: user=2 is in the batch twice; each user once"),
+        ([(1, tokens(39)), (2, tokens(64))], "kv-cache: pages=3 are too few for a batch that takes 4"),
+    ):
+        with pytest.raises(UsageError, match=said.replace("(", "\\(")):
+            serve(cache, *requests)
+        assert cache.users == {1: 40}
+        assert cache.counts.as_dict() == before
+    with cache.step([1], [tokens(50)], [0]) as step:
+        with pytest.raises(UsageError, match="user=1 is in another running step; one step of a user at once"):
+            serve(cache, (1, tokens(50)))
+        with pytest.raises(UsageError, match="pages=3 are too few beside the steps that run: a batch takes 2"):
+            serve(cache, (2, tokens(33)))
+        compute(cache, step, [tokens(50)])
+    assert serve(cache, (1, tokens(50))) == [50]
+
+
+def test_a_step_that_fails_leaves_what_was_there():
+    cache = make_cache()
+    serve(cache, (1, tokens(40)))
+    context = cache.step([1, 2], [tokens(90), tokens(9)], [0, 0])
+    compute(cache, context.__enter__(), [tokens(90), tokens(9)])
+    with pytest.raises(KeyError):
+        context.gen.throw(KeyError())
+    assert cache.users == {1: 40}
+    check_books(cache)
+    assert serve(cache, (1, tokens(90))) == [40]
+    assert cache.counts.failed_steps == 1
+
+
+@pytest.mark.parametrize("place", ["make_table", "Tier.grow"])
+def test_an_error_before_the_step_leaves_what_was_there(monkeypatch, place):
+    """No memory for the table, or anything else: no page is lost, nobody stays in use, nothing is counted."""
+    cache = make_cache(pages=6, host_pages=6)
+    serve(cache, (1, tokens(40)), (3, tokens(8)))
+    cache.settle()
+    before = cache.counts.as_dict()
+    calls = []
+
+    def fails(*given):
+        calls.append(given)
+        if len(calls) == (2 if "grow" in place else 1):
+            raise MemoryError
+        return grow(*given)
+
+    grow = Tier.grow
+    monkeypatch.setattr(f"attnbench.models.paged_cache.cache.{place}", fails)
+    with pytest.raises(MemoryError):
+        serve(cache, (1, tokens(70)), (2, tokens(33, 500)))
+    monkeypatch.undo()
+    assert cache.users == {3: 8, 1: 40}
+    assert cache.counts.as_dict() == before
+    check_books(cache)
+    assert serve(cache, (1, tokens(70)), (2, tokens(33, 500))) == [40, 0]
+
+
+def test_what_was_evicted_comes_back_from_host_memory():
+    cache = make_cache(pages=3, host_pages=9)
+    serve(cache, (1, tokens(70)))
+    cache.settle()
+    serve(cache, (2, tokens(70, 500)))
+    assert cache.users == {2: 70}
+    assert serve(cache, (1, tokens(80))) == [70]
+    assert (cache.counts.host_hit, cache.counts.hit, cache.counts.offloaded) == (70, 0, 150)
+    without = make_cache(pages=3, host_pages=9, reload=False)
+    for request in ((1, tokens(70)), (2, tokens(70, 500)), (1, tokens(80))):
+        assert serve(without, request) == [0]
+        without.settle()
+
+
+def test_a_page_that_was_partly_filled_is_copied_out_again():
+    cache = make_cache(pages=3, host_pages=9)
+    for request in ((1, tokens(40)), (1, tokens(50)), (2, tokens(70, 500))):
+        serve(cache, request)
+        cache.settle()
+    assert serve(cache, (1, tokens(60))) == [50]
+
+
+def test_a_copy_out_that_failed_leaves_whole_pages_alone():
+    cache = make_cache(pages=3, host_pages=9)
+    serve(cache, (1, tokens(40)))
+    cache.settle()
+    LateTransfers.fails = True
+    serve(cache, (1, tokens(50)))
+    serve(cache, (2, tokens(70, 500)))
+    cache.settle()
+    assert serve(cache, (1, tokens(60))) == [32]
+
+
+def test_a_batch_is_copied_at_once_and_in_chunks():
+    cache = make_cache(pages=5, host_pages=20, offload_chunk=40)
+    serve(cache, (1, tokens(40)), (2, tokens(39, 500)))
+    assert len(cache._moving) == 1
+    cache.settle()
+    assert {user: entry.length for user, entry in cache._host_tier.entries.items()} == {1: 40}
+    serve(cache, (1, tokens(64)), (2, tokens(60, 500)))
+    cache.settle()
+    assert {user: entry.length for user, entry in cache._host_tier.entries.items()} == {1: 40, 2: 60}
+    serve(cache, (3, tokens(100, 900)), (4, tokens(5)))
+    assert cache.users == {3: 100, 4: 5}
+    cache.settle()
+    with cache.step([1, 2], [tokens(64), tokens(60, 500)], [0, 0]) as step:
+        assert len(step.tickets) == 1
+        compute(cache, step, [tokens(64), tokens(60, 500)])
+    assert step.cached == [40, 60]
+    assert cache.counts.host_hit == 100
+
+
+def test_a_user_in_transfer_is_waited_for_not_evicted():
+    cache = make_cache(pages=3, host_pages=9)
+    serve(cache, (1, tokens(70)))
+    assert not cache._moving[0].ticket.done()
+    serve(cache, (2, tokens(70, 500)))
+    cache.settle()
+    assert serve(cache, (1, tokens(70))) == [70]
+
+
+def test_host_memory_that_is_full_keeps_what_it_can():
+    cache = make_cache(pages=9, host_pages=2)
+    serve(cache, (1, tokens(70)))
+    assert (cache.counts.offloaded, cache.counts.not_offloaded) == (0, 70)
+    serve(cache, (2, tokens(64)))
+    cache.settle()
+    serve(cache, (3, tokens(20)))
+    cache.settle()
+    assert list(cache._host_tier.entries) == [3]
+
+
+def test_a_transfer_that_fails_is_a_miss():
+    cache = make_cache(pages=3, host_pages=9)
+    serve(cache, (1, tokens(70)))
+    cache.settle()
+    serve(cache, (2, tokens(70, 500)))
+    cache.settle()
+    LateTransfers.fails = True
+    assert serve(cache, (1, tokens(70))) == [0]
+    LateTransfers.fails = True
+    serve(cache, (1, tokens(80)))
+    assert cache.counts.failed_transfers == 2
+    cache.settle()
+    check_books(cache)
+
+
+def test_copies_on_a_cpu_are_made_at_once():
+    cache = make_cache(pages=3, host_pages=9, transfers=Transfers)
+    for request in ((1, tokens(70)), (2, tokens(70, 500)), (1, tokens(71)), (2, tokens(72, 500))):
+        serve(cache, request)
+    assert cache.counts.host_hit == 140
+    assert runs([4, 5, 6, 2, 9, 10]) == [(0, 4, 3), (3, 2, 1), (4, 9, 2)]
+    assert runs([]) == []
+
+
+def test_the_table_is_what_the_kernels_take():
+    cache = make_cache(pages=9)
+    serve(cache, (1, tokens(31)))
+    with cache.step([1, 2, 3], [tokens(33), tokens(0), tokens(2)], [4, 5, 0]) as step:
+        table = step.table
+        assert table.offsets.tolist() == [0, 6, 11, 13]
+        assert table.cached.tolist() == [31, 0, 0]
+        assert table.indptr.tolist() == [0, 2, 2, 3]
+        assert table.indices.tolist() == [*step.pages[0], *step.pages[2]]
+        assert table.num_targets.tolist() == [4, 5, 0]
+        assert (table.max_new, table.max_cached) == (6, 31)
+        assert {x.data_ptr() % 16 for x in (table.offsets, table.cached, table.indptr, table.indices)} == {
+            table.offsets.data_ptr() % 16}
+        compute(cache, step, [tokens(33), tokens(0), tokens(2)])
+    assert 2 not in cache.users
+
+
+@pytest.mark.parametrize("wrong", [{"pages": 0}, {"page_size": 48}, {"heads": 1.5}, {"host_pages": -1},
+                                   {"offload_chunk": 0}], ids=lambda wrong: next(iter(wrong)))
+def test_numbers_that_cannot_be_used(wrong):
+    usual = {"layers": 1, "heads": 1, "dim": 1, "pages": 2, "page_size": 32}
+    with pytest.raises(UsageError, match=f"kv-cache: {next(iter(wrong))}={next(iter(wrong.values()))} "):
+        PagedCache(**usual | wrong)
