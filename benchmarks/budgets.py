@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=12000)
-    parser.add_argument("--planted", type=int, default=600)
+    parser.add_argument("--planted", type=int, default=500)
     parser.add_argument("--seed", type=int, default=12)
     args = parser.parse_args()
     torch.set_num_threads(1)

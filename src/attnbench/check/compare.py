@@ -17,7 +17,7 @@ output may be off by
   for weights that are worked out anew from a stored logarithm, of that.  The plain evaluation of a small case is off
   by next to nothing by luck, and torch's own products add in many short sums where a kernel has one long one.
 - ``REACH · factor`` is 4 standard deviations.  N counts every rounding at its largest and every sum in its worst order,
-  so that of millions of elements none comes near: in fp32 the simulation's largest error is 1.7 N.
+  so that of millions of elements none comes near: in fp32 the simulation's largest error is half of that.
 - Gradients have twice of both: a chain of products, with the small difference dP - rowsum(dO ∘ O) in it, which fused
   kernels compute from a stored and rounded O, and with the sum over the query heads of a KV head, each stored rounded
   by some, and by torch on a CPU each part of a sum of 16-bit gradients.
