@@ -397,5 +397,4 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         return float(data)
     if isinstance(hint, type) and type(data) is hint:
         return data
-    name = getattr(origin or hint, "__name__", str(hint))
-    raise RunFileError(f"{where}: {shown(data)} is not a {name}")
+    raise RunFileError(f"{where}: {shown(data)} is not a {getattr(origin or hint, '__name__', str(hint))}")

@@ -62,7 +62,7 @@ def runs(draw):
 
         samples = [round(value, 7) for value in series(st.floats(1e-6, 1e6))]
         time = make_time(list(samples), rounds=tuple(range(count)), at_s=series(NUMBERS),
-                         sm_mhz=series(st.none() | NUMBERS))
+                         sm_mhz=series(st.none() | st.floats(1.0, 1e5)))
         other = Time(timer="events", l2=draw(st.none() | st.just("cold")), regime=None, stopped_by=None, num_samples=3,
                      median_ms=draw(NUMBERS), mean_ms=None, min_ms=None, max_ms=None, p95_ms=None, p99_ms=None)
         power = PowerSeries(at_s=series(NUMBERS), watts=series(st.none() | NUMBERS), celsius=series(NUMBERS))

@@ -28,7 +28,7 @@ from attnbench.store.parsing import parse
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
-SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e6), "watts": (0.0, 1e6), "celsius": (-300.0, 1e6)}
+SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e12), "watts": (0.0, 1e12), "celsius": (-300.0, 1e12)}
 "Least and most of what was read beside samples."
 TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
               field.name != "samples_ms")
