@@ -88,7 +88,6 @@ class Yardstick:
     """Known work, timed by the timer and in rounds of the record's `time`: what moves it is the machine."""
 
     flops: int
-    "of one call; a yardstick of other work is another yardstick"
     bytes: int
     samples_ms: tuple[float, ...]
     rounds: tuple[int, ...]

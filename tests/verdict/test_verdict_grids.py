@@ -130,8 +130,11 @@ def test_the_committed_result_of_a_card_meets_what_was_asked_for():
 
 def test_the_committed_result_meets_what_was_asked_for():
     result = json.loads((ROOT / "benchmarks/results/diff-simulated.json").read_text("utf-8"))
-    for equal in result["grids"][::2]:
-        assert equal["grids_with_alarm"] <= 0.05 * equal["grids"], equal["setting"]["name"]
+    for equal in result["grids"][::2]:  # of few grids, one alarm more is chance
+        allowed = 0.05 * equal["grids"] + (equal["grids"] < 100)
+        assert equal["grids_with_alarm"] <= allowed, equal["setting"]["name"]
+    assert sum(one["grids_with_alarm"] for one in result["grids"][::2]) <= 0.05 / 2 * sum(
+        one["grids"] for one in result["grids"][::2])
     changed = {(one["setting"]["name"], one["setting"]["yardsticks"]): one for one in result["grids"][1::2]}
     for (name, _), one in changed.items():
         whole, cases = sum(one["changed"].values()), "one backend" in name or "all rows" in name

@@ -50,7 +50,7 @@ def _record(name: str, members: Sequence[tuple[Record, Yardstick]]) -> Record:
     """A record of its samples; a group that was measured in parts has some beside each."""
     first, _ = members[0]
     samples: dict[int, tuple[float, float | None]] = {}
-    for _, one in members:
+    for one in {one.rounds: one for _, one in members}.values():  # all rows of one part have the same
         clocks = one.sm_mhz or (None,) * len(one.samples_ms)
         samples.update(zip(one.rounds, zip(one.samples_ms, clocks, strict=True), strict=True))
     rounds = tuple(sorted(samples))
