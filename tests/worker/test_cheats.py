@@ -9,12 +9,14 @@ import cheating
 import pytest
 from small_runs import FAKES
 
+from attnbench.backends.base import Backend
 from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.subject import Misleading, Subject
+from attnbench.measure.timer import Untimed
 from attnbench.record import PlannedGroup, Run, Settings, Status
 from attnbench.sweep.run import execute
 from attnbench.workloads.base import load_workload
@@ -53,12 +55,12 @@ EXPECTED = {
 }
 
 
-def verdict(name: str, values: dict, **plan) -> str | None:
+def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str | None:
     """What the checks, the inspections and the checks after timing say of a backend, in this process."""
-    workload = load_workload("attention")
+    workload, name = load_workload("attention"), backend.name
     case = workload.case(values)
-    first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
-    references, backend = References(workload, case, first, second), BACKENDS[name]()
+    first, second = (workload.inputs(case, seed=seed, kind="normal", device=device) for seed in (1, 2))
+    references = References(workload, case, first, second)
     terms = {"variant": "softmax", "budget": backend.budget(case)}
     with ExitStack() as closing:
         launch = closing.enter_context(backend.session(case, first))
@@ -67,8 +69,8 @@ def verdict(name: str, values: dict, **plan) -> str | None:
         subject = Subject(name=name, call=launch.call(case.mode), reset=launch.reset,
                           inspector=Inspection(launch, references, **terms))
         try:
-            sample([subject], device="cpu", plan=Plan(**({"max_seconds": 0.1} | plan)))
-        except Misleading as why:
+            sample([subject], device=device, plan=Plan(**({"max_seconds": 0.1} | plan)))
+        except (Misleading, Untimed) as why:
             return f"{why.subject}: {why}".removeprefix(f"{name}: ")
         return recheck(launch, references, **terms).reason
 
@@ -76,17 +78,17 @@ def verdict(name: str, values: dict, **plan) -> str | None:
 @pytest.mark.parametrize("plan", [{}, {"warmup": 1, "iterations": 12}], ids=["until-known", "counted"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_who_did_not_do_the_work_is_told_so(name, plan):
-    assert re.fullmatch(EXPECTED[name], verdict(name, LARGE, **plan) or "", re.DOTALL)
+    assert re.fullmatch(EXPECTED[name], verdict(BACKENDS[name](), LARGE, **plan) or "", re.DOTALL)
 
 
 @pytest.mark.parametrize("shape", [{}, {"seqlen": 5, "headdim": 8}, {"seqlen": 64, "dtype": "bf16"}])
 @pytest.mark.parametrize("name", HONEST[:2])
 def test_the_honest_are_left_alone(name, shape):
-    assert verdict(name, LARGE | shape) is None
+    assert verdict(BACKENDS[name](), LARGE | shape) is None
 
 
 def test_a_backward_computed_by_the_forward():
-    said = verdict("backward-in-forward", {**LARGE, "mode": "bwd"})
+    said = verdict(BACKENDS["backward-in-forward"](), {**LARGE, "mode": "bwd"})
     assert re.match("a backward takes .*, its forward .*: the work is done in the forward", said)
 
 
