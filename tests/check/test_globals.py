@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from attnbench.check.globals import GlobalState
+from attnbench.check import globals as globals_of_check
+from attnbench.check.globals import GlobalState, is_stuck
+from attnbench.check.setting import Setting
 
 
 def test_nothing_changed_says_nothing():
@@ -65,3 +70,59 @@ def test_the_current_stream_and_the_generator_of_the_card():
         "current CUDA stream", "state of the random generator of cuda"]
     assert torch.cuda.current_stream() == stream
     assert state.restore() == []
+
+
+def test_what_cannot_be_put_back_is_told_apart(monkeypatch):
+    values = {"niceness": 0, "umask": 18}
+
+    def refuse(value: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(globals_of_check, "_settings", lambda: (
+        Setting("niceness", lambda: values["niceness"], refuse),
+        Setting("umask", lambda: values["umask"], lambda value: values.update(umask=value))))
+    state = GlobalState.capture()
+    values.update(niceness=5, umask=0)
+    notes = state.restore()
+    assert notes == ["global left changed: niceness (0 -> 5), which cannot be put back",
+                     "global left changed: umask (18 -> 0)"]
+    assert list(map(is_stuck, notes)) == [True, False]
+    values.update(umask=0)
+    assert state.restore(but=frozenset({"umask"}))[1] == "global left changed: umask (18 -> 0), which is kept"
+
+
+def test_what_an_import_appends_harms_nobody(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    state = GlobalState.capture()
+    monkeypatch.setitem(sys.modules, "a_module_of_a_test", sys)
+    sys.path.append("/behind/all")
+    assert state.restore() == []
+    sys.path.insert(0, "/before/all")
+    assert state.restore() == ["global left changed: module search path"]
+    assert "/before/all" not in sys.path
+
+
+def test_a_context_that_was_closed_since_is_no_change():
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        inside = GlobalState.capture()
+    assert inside.restore() == []
+    outside = GlobalState.capture()
+    with Mode():
+        assert outside.restore() == [
+            "global left changed: active modes of torch functions (() -> ('Mode',)), which cannot be put back"]
+
+
+def test_a_mode_that_forbids_the_question_is_an_answer():
+    class Refuses(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    state = GlobalState.capture()
+    with Refuses():
+        notes = state.restore()
+    assert "global left changed: default device (cpu -> not readable), which cannot be put back" in notes
+    assert GlobalState.capture().restore() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_what_is_printed_is_counted_and_the_last_words_of_a_crash_are_kept():
     assert {one.status for one in found.values()} == {Status.PASSED}
     sampled = [note for note in found["honest"].notes if "printed" in note]
     assert len(sampled) == 1
-    assert sampled[0].startswith("while the group was sampled: 0.")
+    assert re.match(r"while the group was sampled: \d+\.\d MiB were printed", sampled[0])
     assert found["prints-a-lot"].notes[0] == "64.0 MiB were printed; of the log the last 64 KiB are kept"
 
 
