@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from attnbench.stats.placing import Placing, Times, log_ratios, placings, prior, slower
+from attnbench.stats.placing import Placing, Times, hope, log_ratios, placings, prior, slower
 from attnbench.stats.ratio import paired_ratio
 from attnbench.stats.series import TWO_SIDED, centres
 from attnbench.stats.summary import FEWEST_FOR_INTERVAL
@@ -204,7 +204,10 @@ class Race:
             self.anchor = min(self.running, key=self._level)
         self.stage += 1
         rounds = round(rules.first_rounds * rules.growth ** (self.stage - 1))
-        if len(self.running) <= rules.finalists or self.stage > rules.stages or not self._affordable(rounds):
+        if self.stage > rules.stages or not self._affordable(rounds):
+            hurried = rules.seconds is not None and not self._in_time(rounds)
+            self._narrow(rules.finalists if hurried else max(rules.finalists, math.ceil(len(self.running) / 2)))
+        if len(self.running) <= rules.finalists:
             self._start_final()
             return
         others = [name for name in self.running if name != self.anchor]
@@ -217,9 +220,7 @@ class Race:
 
     def _start_final(self) -> None:
         rules = self.rules
-        ranked = sorted(self.running, key=self._level)
-        self.running, cut = ranked[: rules.finalists], ranked[rules.finalists :]
-        self._ended |= dict.fromkeys(cut, "cut")
+        self._narrow(rules.finalists)
         if self.anchor not in self.running:
             self.anchor = self.running[0]
         rounds = rules.final_rounds
@@ -228,6 +229,19 @@ class Race:
             rounds = max(FEWEST_FINAL_ROUNDS, min(rounds, int(left / self._round_s()) - rules.warmup))
         names = (self.anchor, *(name for name in self.running if name != self.anchor))
         self._waiting = [Heat(stage=self.stage, names=names, rounds=rounds, seed=self.seed + 999_983, final=True)]
+
+    def _narrow(self, room: int) -> None:
+        """Keep those of whom most is to be hoped, and the anchor; the others are cut."""
+        ranked = sorted(self.running, key=lambda name: (name != self.anchor, -self._hope(name), self._level(name)))
+        self.running = [name for name in self.running if name in set(ranked[:room])]
+        self._ended |= dict.fromkeys(ranked[room:], "cut")
+
+    def _hope(self, name: str) -> float:
+        """How much faster than the anchor it is expected to prove, where it does: more from who is less known."""
+        own, anchor = self._placings.get(name), self._placings.get(self.anchor)
+        if own is None or anchor is None or not math.isfinite(own.error):
+            return math.inf
+        return hope(math.log(own.ms / anchor.ms), math.hypot(own.error, anchor.error))
 
     def _affordable(self, rounds: int) -> bool:
         """Whether a stage leaves room for the final after it; the first always runs."""
@@ -239,8 +253,13 @@ class Race:
         # Of a small space the final is most: the stages before it may then take as long as it does.
         if self.sampled_s + stage_s > max(rules.share * self._exhaustive_s() - final_s, final_s):
             return False
-        least_s = finalists * (FEWEST_FINAL_ROUNDS + rules.warmup) * self._round_s()
-        return rules.seconds is None or self.sampled_s + stage_s + least_s <= rules.seconds
+        return self._in_time(rounds)
+
+    def _in_time(self, rounds: int) -> bool:
+        """Whether `Rules.seconds` leave room for a stage and the shortest final."""
+        rules, finalists = self.rules, min(1.0, self.rules.finalists / len(self.running))
+        least = rounds + rules.warmup + finalists * (FEWEST_FINAL_ROUNDS + rules.warmup)
+        return rules.seconds is None or self.sampled_s + least * self._round_s() <= rules.seconds
 
     def _round_s(self) -> float:
         """One sample of each that is running."""
