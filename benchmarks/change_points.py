@@ -90,9 +90,9 @@ def found_at(logs: np.ndarray) -> list[int]:
     return [change.index for change in change_points(np.exp(logs).tolist())]
 
 
-def first_alarm(logs: np.ndarray, looks: int = LOOKS) -> int | None:
+def first_alarm(logs: np.ndarray, looks: int = LOOKS, every: int = 1) -> int | None:
     """The number of runs at the first look that reports a change."""
-    return next((count for count in range(FEWEST, FEWEST + looks) if found_at(logs[:count])), None)
+    return next((count for count in range(FEWEST, FEWEST + looks, every) if found_at(logs[:count])), None)
 
 
 def delay(logs: np.ndarray, step: float, at: int = AT) -> int | None:

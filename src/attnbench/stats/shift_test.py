@@ -93,7 +93,8 @@ def _squares(values: Any, taken: Sequence[int], left: Any, strength: float) -> t
     import numpy as np
 
     count, after = len(values), 1.0 - strength
-    steps = np.arange(count)[:, None] >= np.array([0, *taken])
+    places: Any = np.arange(count)
+    steps = places[:, None] >= np.array([0, *taken])
     both = np.column_stack([values - values.mean(), steps])
     white = np.vstack([math.sqrt(1.0 - strength**2) * both[:1], both[1:] - strength * both[:-1]])
     basis = np.linalg.qr(white[:, 1:])[0]
