@@ -49,7 +49,7 @@ def confirmed(values: Any, proposals: Sequence[int]) -> list[int]:
     while left:
         one, two = statistics(values, taken, left)
         one, two = one - threshold(len(values)), two - threshold(len(values)) - SECOND
-        two = np.where(np.diff(left) >= VISIT, two, -math.inf)
+        two = np.where(np.diff(np.asarray(left)) >= VISIT, two, -math.inf)
         if max(one.max(), two.max(initial=-math.inf)) <= 0.0:
             break
         place = int(one.argmax())
