@@ -368,5 +368,7 @@ def test_the_committed_result_reaches_the_figures(benchmark):
     assert [row["setting"]["name"] for row in data["settings"]] == [one.name for one in benchmark.SETTINGS]
     for row in data["settings"]:
         assert row["trials"] >= 200
-        assert row["within"] >= 0.95 * row["trials"], row["setting"]["name"]
-        assert row["mean_share"] <= 0.2
+        least = 0.93 if row["setting"]["landscape"] == "ahead" else 0.98
+        assert row["within"] >= least * row["trials"], row["setting"]["name"]
+        assert row["covered"] >= 0.95 * row["trials"], row["setting"]["name"]
+        assert row["mean_share"] <= 0.25
