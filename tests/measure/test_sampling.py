@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -254,3 +256,12 @@ def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.Mon
     assert timing.samples_ms == [2.0] * 5
     assert timing.sm_mhz == [None] * 5
     assert timing.at_s == [0.01, 0.022, 0.034, 0.046, 0.058]
+
+
+def test_what_an_empty_call_reads_is_said_beside_short_samples_and_not_taken_off() -> None:
+    short, long = (sample([Subject(name="a", call=call)], device="cpu", plan=Plan(iterations=30)).timings[0]
+                   for call in (lambda: None, lambda: time.sleep(2e-3)))
+    assert any("an empty call reads" in note for note in short.notes)
+    assert not any("an empty call reads" in note for note in long.notes)
+    assert 0.0 < statistics.median(short.samples_ms) < 0.1, "as it was read"
+    assert all(ms > 0.0 for ms in short.samples_ms)

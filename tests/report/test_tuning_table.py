@@ -22,8 +22,8 @@ FAILURES = [("failed", "big", "out of resource: shared memory"), ("failed", "hug
 
 
 def outcome(**changed):
-    return Outcome(**({"pick": "b[fast]", "standings": STANDINGS, "regret": 0.0004, "close": 0.998, "sampled_s": 1.0,
-                       "exhaustive_s": 10.0} | changed))
+    return Outcome(**({"pick": "b[fast]", "standings": STANDINGS, "regret": 0.0004, "most": 0.002, "close": 0.998,
+                       "sampled_s": 1.0, "exhaustive_s": 10.0} | changed))
 
 
 def shown(found, width=100, encoding="utf-8"):
@@ -58,8 +58,8 @@ def test_what_failed_alike_has_one_line_and_the_pick_its_default():
 @pytest.mark.parametrize(("close", "words"), [(0.9995, "over 99.9 %"), (0.998, "99.8 %"), (0.5, "50 %")])
 def test_the_loss_is_said_with_its_chance(close, words):
     assert regret(outcome(close=close)) == (
-        "the pick is expected to be 0.04 % slower than the best of all that were raced, and within 1 % of it with a "
-        f"chance of {words}")
+        "the pick is expected to be 0.04 % slower than the best of all that were raced, at most 0.2 % with a "
+        f"chance of 95 %, and within 1 % of it with a chance of {words}")
 
 
 def test_a_plain_terminal_shows_it_too():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.stats.placing import Placing, placings, pooled_scale, prior, slower
+from attnbench.stats.finals import final_levels
+from attnbench.stats.placing import Placing, hope, own_scale, placings, pooled_scale, prior, slower
 from attnbench.stats.racing import CLOSE, FEWEST_FINAL_ROUNDS, Race, Rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +59,12 @@ def test_every_heat_holds_the_leader_of_the_stage_before_and_everyone_runs_once_
     assert max(len(heat.names) for heat in first) - min(len(heat.names) for heat in first) <= 1
     rounds = [part[0].rounds for part in stages.values()]
     assert rounds == [5, 10, *rounds[2:]]
-    assert rounds[-1] == 100
-    [final] = [heat for heat in heats if heat.final]
-    assert heats[-1] is final
-    assert len(final.names) <= 8
+    finals = [heat for heat in heats if heat.final]
+    assert [heat.rounds for heat in finals[:4]] == [25] * 4
+    assert heats[-len(finals):] == finals
+    assert len(finals) <= Rules().most_heats
+    assert {frozenset(heat.names) for heat in finals} == {frozenset(finals[0].names)}
+    assert len(finals[0].names) <= 8
     assert len({heat.seed for heat in heats}) == len(heats), "every heat in an order of its own"
 
 
@@ -98,9 +101,9 @@ def test_a_small_space_goes_to_the_final_at_once_and_one_alone_is_picked():
     for count in (1, 2, 8):
         true_ms = dict.fromkeys(names(count), 2.0) | {"c0": 1.0}
         race = Race(list(true_ms), Rules())
-        [heat] = finish(race, true_ms, noise=0.01)
-        assert heat.final
-        assert len(heat.names) == count
+        heats = finish(race, true_ms, noise=0.01)
+        assert [heat.final for heat in heats] == [True] * (4 if count > 1 else 1)
+        assert {len(heat.names) for heat in heats} == {count}
         outcome = race.outcome()
         assert outcome.pick == "c0"
         assert outcome.standings[0].ended == "picked"
@@ -204,11 +207,61 @@ def test_a_final_taken_in_parts_pairs_within_each_part():
         return {index: true_ms[name] * clock * math.exp(lots.gauss(0, 0.002)) for index in range(first, first + 40)}
 
     # Memory held the anchor and one more: the anchor's record has the rounds of both parts, at two clocks.
-    race.take({"a": part("a", 0, 1.0) | part("a", 40, 1.3), "b": part("b", 0, 1.0), "c": part("c", 40, 1.3)})
+    while race.heat is not None:
+        race.take({"a": part("a", 0, 1.0) | part("a", 40, 1.3), "b": part("b", 0, 1.0), "c": part("c", 40, 1.3)})
     outcome = race.outcome()
     assert outcome.pick == "a"
     assert {one.name: round(one.ratio, 2) for one in outcome.standings} == {"a": 1.0, "b": 1.02, "c": 1.05}
     assert outcome.close > 0.99
+
+
+def test_who_falls_out_of_one_heat_of_the_final_is_out_and_its_samples_do_not_count():
+    true_ms = {"a": 1.0, "b": 1.02, "c": 1.05}
+    race, lots, seen = Race(list(true_ms), Rules()), random.Random(0), []
+    while (heat := race.heat) is not None:
+        seen.append(set(heat.names))
+        race.take({name: {index: true_ms[name] * math.exp(lots.gauss(0, 0.002)) for index in range(heat.rounds)}
+                   for name in heat.names if (len(seen), name) != (2, "a")})
+    assert seen == [{"a", "b", "c"}] * 2 + [{"b", "c"}] * 2
+    assert race.outcome().pick == "b"
+    assert {one.name for one in race.outcome().standings} == {"b", "c"}
+
+
+def test_what_a_session_leaves_one_off_by_is_in_the_errors():
+    """Three finalists, four heats: samples of a heat agree to 0.01 %, heats to 1 %."""
+    lots, found, true = random.Random(3), [], {"a": 1.0, "b": 1.001, "c": 1.002}
+    for _ in range(200):
+        heats = []
+        for _ in range(4):
+            off = {name: ms * math.exp(lots.gauss(0, 0.01)) for name, ms in true.items()}
+            heats.append({name: {index: ms * math.exp(lots.gauss(0, 1e-4)) for index in range(10)}
+                          for name, ms in off.items()})
+        found.append(final_levels(heats, 0.0))
+    assert sum(offset for _, _, offset in found) / 200 == pytest.approx(0.0095, abs=0.001)
+    held = sum(abs(logs["b"] - logs["a"] - 0.001) <= 2.45 * math.hypot(errors["a"], errors["b"])
+               for logs, errors, _ in found)  # Student's t, six degrees
+    assert held / 200 >= 0.92
+
+
+def test_a_final_that_is_not_decided_goes_on_and_one_that_is_does_not():
+    true_ms = {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert len(finish(Race(list(true_ms), Rules()), true_ms, noise=0.003)) == 4
+    assert len(finish(Race(list(true_ms), Rules()), true_ms, noise=0.2)) == Rules().most_heats
+    assert len(finish(Race(list(true_ms), Rules(most_heats=6)), true_ms, noise=0.2)) == 6
+
+
+def test_of_two_behind_the_anchor_the_less_known_one_is_kept():
+    assert hope(0.01, 0.02) > hope(0.01, 0.005) > hope(0.02, 0.005)
+    assert hope(-0.01, 0.0) == 0.01
+    assert hope(0.01, 0.0) == 0.0
+    assert hope(0.0, 0.01) == pytest.approx(0.01 / math.sqrt(2 * math.pi))
+
+
+def test_a_noisy_one_is_not_taken_for_as_quiet_as_the_others():
+    lots = random.Random(2)
+    quiet = [[lots.gauss(0.0, 0.001) for _ in range(5)] for _ in range(60)]
+    noisy = [lots.gauss(0.0, 0.05) for _ in range(20)]
+    assert own_scale(noisy, pooled_scale([*quiet, noisy])) == pytest.approx(0.05, rel=0.6)
 
 
 # ── placing ────────────────────────────────────────────────────────────────────────────────────────
@@ -298,12 +351,13 @@ def test_the_simulated_card_drifts_and_is_noisy_as_it_says(benchmark):
     assert np.std(drawn[:, 0] - drawn[:, 1]) == pytest.approx(0.01 * math.sqrt(2), rel=0.15), "cancels within a round"
 
 
-@pytest.mark.parametrize("index", range(13))
-def test_the_pick_is_within_one_per_cent_of_the_best_for_a_fifth_of_the_sampling(benchmark, index):
+@pytest.mark.parametrize("index", range(19))
+def test_the_pick_is_within_one_per_cent_of_the_best_for_a_third_of_the_sampling_at_most(benchmark, index):
     setting = benchmark.SETTINGS[index]
     found = [benchmark.trial(setting, 1000 + seed) for seed in range(20)]
-    assert sum(one.loss <= CLOSE for one in found) >= 19, setting.name
-    assert max(one.share for one in found) <= 0.2, setting.name
+    assert sum(one.loss <= CLOSE for one in found) >= 18, setting.name
+    assert max(one.share for one in found) <= 0.36, setting.name
+    assert sum(one.loss <= one.stated_most + 1e-9 for one in found) >= 16, setting.name
     # Its own word may be too modest, not too bold.
     assert sum(one.stated_loss for one in found) >= 0.5 * sum(one.loss for one in found) - 0.005
 
@@ -314,5 +368,7 @@ def test_the_committed_result_reaches_the_figures(benchmark):
     assert [row["setting"]["name"] for row in data["settings"]] == [one.name for one in benchmark.SETTINGS]
     for row in data["settings"]:
         assert row["trials"] >= 200
-        assert row["within"] >= 0.95 * row["trials"], row["setting"]["name"]
-        assert row["mean_share"] <= 0.2
+        least = 0.93 if row["setting"]["landscape"] == "ahead" else 0.98
+        assert row["within"] >= least * row["trials"], row["setting"]["name"]
+        assert row["covered"] >= 0.95 * row["trials"], row["setting"]["name"]
+        assert row["mean_share"] <= 0.25

@@ -1,5 +1,8 @@
 """When the rule stops, when it must not, and what the interval is worth after it has."""
 
+import json
+from pathlib import Path
+
 import numpy
 import pytest
 
@@ -8,6 +11,7 @@ from attnbench.stats.stopping import StopRule
 from attnbench.stats.summary import median_interval
 
 LIMIT = 1_500
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def stop(rule, group):
@@ -110,7 +114,7 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_interval_still_holds_the_median_after_stopping(name):
     draw, truth, rel_ci, least = STREAMS[name]
-    rng = numpy.random.default_rng(len(name))
+    rng = numpy.random.default_rng([99, len(name)])
     covered, rounds = 0, []
     for _ in range(200):
         samples = draw(rng).tolist()
@@ -132,3 +136,31 @@ def test_false_alarms_after_stopping(noise, step):
         found = paired_ratio(dict(enumerate(first[:rounds])), dict(enumerate(second[:rounds])))
         alarms += found.verdict in ("faster", "slower")
     assert alarms / 300 <= 0.06
+
+
+@pytest.mark.parametrize(("strength", "least"), [(0.5, 0.9), (0.7, 0.87), (0.9, 0.85)])
+def test_a_ratio_under_slow_noise_of_its_own_is_not_taken_for_known(strength, least):
+    rng, covered, rounds = numpy.random.default_rng([5, round(10 * strength)]), 0, []
+    for _ in range(150):
+        group = [numpy.exp(0.005 * correlated(rng, strength, LIMIT)).tolist() for _ in range(2)]
+        rounds.append(stop(StopRule(), group))
+        first, second = (dict(enumerate(samples[: rounds[-1]])) for samples in group)
+        found = paired_ratio(first, second)
+        covered += found.ci_low <= 1.0 <= found.ci_high
+    assert covered / len(rounds) >= least
+    assert numpy.median(rounds) >= 30 * (strength / (1 - strength))
+
+
+def test_independent_noise_takes_hardly_longer():
+    rng = numpy.random.default_rng(6)
+    rounds = [stop(StopRule(), rng.normal(1, 0.003, (2, LIMIT)).tolist()) for _ in range(80)]
+    assert numpy.median(rounds) == 15
+    assert numpy.mean(rounds) <= 28
+
+
+def test_the_committed_simulation_keeps_the_promises():
+    data = json.loads((ROOT / "benchmarks/results/intervals-simulated.json").read_text("utf-8"))
+    assert min(min(row["with"]) for row in data["ticks"]) >= 0.93
+    for row in data["stop"]:
+        reached = 0.70 if row["noise"].startswith("half") else 0.9 if row["noise"][-3:] in ("0.7", "0.9") else 0.925
+        assert row["held"] / row["streams"] >= reached, row

@@ -163,3 +163,26 @@ def test_a_whole_run_is_summarised_in_well_under_a_second():
     for stream in streams:
         summarise(stream)
     assert time.process_time() - start < 0.7
+
+
+@pytest.mark.parametrize("rounding", [numpy.round, numpy.floor, numpy.ceil])
+@pytest.mark.parametrize("noise", [0.0, 0.003, 0.01])
+@pytest.mark.parametrize("count", [10, 30, 100, 300])
+def test_a_coarse_timer_is_in_the_interval(rounding, noise, count):
+    rng, tick, held, least = numpy.random.default_rng(count), 0.032, 0, math.inf
+    for _ in range(100):
+        truth = 5.0 + tick * rng.random()
+        samples = (rounding(truth * (1 + noise * rng.standard_normal(count)) / tick) * tick).tolist()
+        found = summarise(samples, tick=tick)
+        held += found.ci_low <= truth <= found.ci_high
+        least = min(least, found.ci_high - found.ci_low)
+    assert held >= 95
+    assert least >= 2 * tick * (1 - 1e-9)
+
+
+def test_a_tick_moves_both_ends_and_not_below_nothing():
+    samples = [5.0, 3.0, 9.0, 1.0, 7.0, 2.0, 8.0, 4.0, 6.0, 10.0]
+    assert median_interval(samples, tick=0.5) == (1.5, 9.5)
+    assert median_interval([0.0] * 10, tick=0.5) == (0.0, 0.5)
+    assert median_interval(samples[:5], tick=0.5) is None
+    assert summarise(samples, tick=0.5).median == summarise(samples).median

@@ -132,7 +132,7 @@ def test_the_source_of_a_backend_is_its_adapter_its_kernels_and_their_tables(tmp
 @pytest.mark.parametrize("workload", ["attention", "hstu"])
 def test_the_line_that_measures_the_pick_again_names_both_and_the_shape(workload):
     case = load_workload(workload).case({"seqlen": 128})
-    outcome = Outcome(pick="b[x]", standings=(), regret=0.0, close=1.0, sampled_s=0.0, exhaustive_s=0.0)
+    outcome = Outcome(pick="b[x]", standings=(), regret=0.0, most=0.0, close=1.0, sampled_s=0.0, exhaustive_s=0.0)
     kept = Kept(key={}, backend="b", workload=workload, case=case.to_dict(), case_id=case.id, started="",
                 environment=HERE, settings=Settings(device="cuda:0", l2="warm"), rules={}, configs={})
     words = shlex.split(rerun(kept, outcome, ["/somewhere/mine.py"]))
@@ -144,7 +144,7 @@ def test_the_line_that_measures_the_pick_again_names_both_and_the_shape(workload
 
 
 def test_an_answer_from_another_shape_of_the_bucket_says_so():
-    outcome = Outcome(pick="b", standings=(), regret=0.0, close=1.0, sampled_s=0.5, exhaustive_s=5.0)
+    outcome = Outcome(pick="b", standings=(), regret=0.0, most=0.0, close=1.0, sampled_s=0.5, exhaustive_s=5.0)
     kept = Kept(key={}, backend="b", workload="attention", case={}, case_id="b4-s4096", started="2026-11-20T00:00:00Z",
                 environment=HERE, settings=Settings(device="cuda:0"), rules={}, configs={"b": {}}, timer="cupti",
                 l2="cold", compiled=("b",), seconds=Seconds(compile=3.0))

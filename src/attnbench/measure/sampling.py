@@ -42,6 +42,8 @@ COOL = 0.985
 PAUSE_S = 0.1
 BUSY = 0.5
 """Share of the time that kernels must run before the card can be at its power limit."""
+OWN = 0.02
+"""Share of a sample from which on the timer's own part is said."""
 LEAD_S = 1e-3
 """Head start of the host in every batch: the first launches after a pause are slow."""
 LATE = 0.05
@@ -235,7 +237,7 @@ class _Sampler:
             host_ms=statistics.median(host) if host else None,
             kernels=readings[0].kernels if readings else (),
             kernel_ms=_each_kernel_ms(readings),
-            notes=tuple(_notes(readings)),
+            notes=tuple(_notes(readings, self.timer.own_ms(stage))),
         )
 
     def _orders(self) -> Iterator[tuple[int, ...]]:
@@ -331,7 +333,9 @@ class _Sampler:
             time.sleep(max(0.0, pause))
 
 
-def _notes(readings: Sequence[Reading]) -> Iterator[str]:
+def _notes(readings: Sequence[Reading], own_ms: float) -> Iterator[str]:
+    if readings and own_ms > OWN * statistics.median(reading.ms for reading in readings):
+        yield f"an empty call reads {1e3 * own_ms:.2g} µs by this timer: so much of each sample is the harness"
     shapes = {reading.kernels for reading in readings}
     if len(shapes) > 1:
         yield f"the kernels of a call varied: {len(shapes)} different sequences in {len(readings)} samples"

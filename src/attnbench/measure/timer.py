@@ -81,6 +81,10 @@ class Timer(ABC):
         """Why this timer cannot time this subject, or None."""
         return None
 
+    def own_ms(self, stage: Stage) -> float:
+        """What of a reading is the timer's own, where that is known: it is said beside short samples."""
+        return 0.0
+
     @abstractmethod
     def measure(
         self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]

@@ -52,8 +52,9 @@ def render_tuning(
 def regret(outcome: Outcome) -> str:
     """How far the pick may be from the best, in words."""
     chance = "over 99.9 %" if outcome.close > 0.999 else f"{100 * outcome.close:.3g} %"
-    return (f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, and "
-            f"within {100 * CLOSE:g} % of it with a chance of {chance}")
+    return (f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, at "
+            f"most {100 * outcome.most:.2g} % with a chance of 95 %, and within {100 * CLOSE:g} % of it with a "
+            f"chance of {chance}")
 
 
 def _standings(

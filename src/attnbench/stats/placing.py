@@ -93,6 +93,14 @@ def slower(placed: Mapping[str, Placing], risk: float) -> set[str]:
             or one.log - leader.log > after * math.hypot(one.error, leader.error)}
 
 
+def hope(log: float, error: float) -> float:
+    """Expected gain over someone who is `log` faster (above 0: slower), where there is one."""
+    if error <= 0.0:
+        return max(0.0, -log)
+    normal = NormalDist()
+    return error * normal.pdf(log / error) - log * normal.cdf(-log / error)
+
+
 def prior(placed: Mapping[str, Placing]) -> tuple[float, float] | None:
     """Mean and variance that the true logs of a stage have, beyond the noise of its placings; None of fewer than two.
     """
@@ -120,12 +128,15 @@ def pooled_scale(series: Sequence[Sequence[float]]) -> float:
 
 
 def own_scale(logs: Sequence[float], scale: float) -> float:
-    """A contestant's own standard deviation, drawn towards that of all."""
+    """A contestant's own standard deviation, drawn towards that of all; never under what its own rounds show.
+
+    Drawn towards the quiet ones, a noisy one would be sure of too much: the best was dropped, or cut, so.
+    """
     steps = _steps(logs)
     if not steps:
         return scale
     own = median(steps) / (NormalDist().inv_cdf(0.75) * math.sqrt(2.0))
-    return math.sqrt((TRUST * scale**2 + len(steps) * own**2) / (TRUST + len(steps)))
+    return max(own, math.sqrt((TRUST * scale**2 + len(steps) * own**2) / (TRUST + len(steps))))
 
 
 def _steps(logs: Sequence[float]) -> list[float]:

@@ -3,20 +3,22 @@
 A race goes in stages.  In each, everyone still in it runs in *heats*: groups sampled round by round,
 small enough to be open at once, with one *anchor* in all of them, the leader of the stage before.  Who
 is slower than the anchor by more than its samples leave in doubt is dropped; the next stage takes twice
-the rounds of those that are left.  At most a handful of *finalists* run once more, all in one heat, in
-fresh order, and only these new samples say who is picked: luck in an earlier heat does not count.
+the rounds of those that are left.  At most a handful of *finalists* run
+once more, in several heats of fresh order and fresh sessions, and only these new samples say who is picked: luck
+in an earlier heat does not count.  While a finalist may be faster than the pick by over 1 %, more heats follow.
 
 **The best is kept.**  The anchor is named before the heat, so its luck in that heat has no part in the
 choice, and only samples of that heat speak.  The best is no slower than any anchor: it is dropped only
 where its own test against the anchor errs, and however many run, there is one such test a stage.  Who is
 far behind the leader of the stage itself goes too, by a test that counts everyone who might lead by luck
-(`placing.slower`).  Each stage has its share of `Rules.risk`.
+(`placing.slower`).  Each stage has its share of `Rules.risk`.  Where a stage of all that are left is beyond the
+budget, the half that most is to be hoped of goes on (`placing.hope`), so that a noisy one is sampled
+further and not cut by the bad luck of few samples.
 
-**What the pick may lose** is drawn from what is known of everyone: finalists by the centres of their
-new samples and the errors these leave (`series.centres`, widened for serial dependence), the dropped by
-their last heat, anchor by anchor down to the final, drawn towards the mean of their stage as far as its
-spread is no more than noise (empirical Bayes): of fifty that are alike one always seems better.  Finalists
-know no such prior, and the regret that is stated is too large rather than too small.
+**What the pick may lose** is drawn from what is known of everyone: finalists by their levels over the final's heats
+and what these differ by (`finals`), the dropped by their last heat, anchor by anchor down to the final, with
+the offset that a session leaves, drawn towards the mean of their stage as far as its spread is no more than
+noise (empirical Bayes): of fifty that are alike one always seems better.  Finalists know no such prior.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-from attnbench.stats.placing import Placing, Times, log_ratios, placings, prior, slower
+from attnbench.stats.finals import final_levels, joined, with_offset
+from attnbench.stats.placing import Placing, Times, hope, placings, prior, slower
 from attnbench.stats.ratio import paired_ratio
-from attnbench.stats.series import TWO_SIDED, centres
-from attnbench.stats.summary import FEWEST_FOR_INTERVAL
+from attnbench.stats.series import TWO_SIDED
 
 FEWEST_FINAL_ROUNDS = 10
 DRAWS = 4000
+SURE = 1.645
+"""Standard errors by which a finalist has to be shown no better than that."""
+
 CLOSE = 0.01
 """The pick is to be within this of the best."""
 
@@ -52,11 +57,16 @@ class Rules:
     "before the final, at most"
     finalists: int = 8
     final_rounds: int = 100
+    "of the final's first heats together"
+    final_heats: int = 4
+    "sessions opened afresh that the final is spread over: what a session leaves a configuration off by is averaged"
+    most_heats: int = 12
+    "that the final goes on to while a finalist may be faster than the pick by more than CLOSE"
     warmup: int = 1
     "rounds before those that count, in every heat"
     risk: float = 0.05
     "of dropping the best"
-    share: float = 0.16
+    share: float = 0.2
     "of what sampling everyone as often as a finalist would take; a stage that does not fit is left out"
     seconds: float | None = None
     "of sampling; a stage that does not fit is left out, and the final is cut short; None: as many as it takes"
@@ -109,6 +119,8 @@ class Outcome:
     "the fastest first"
     regret: float
     "expected loss of the pick against the best, as a share of its time"
+    most: float
+    "loss that is not exceeded with 95 % chance"
     close: float
     "chance that the pick is within CLOSE of the best"
     sampled_s: float
@@ -138,12 +150,13 @@ class Race:
         self._placings: dict[str, Placing] = {}
         self._ended: dict[str, Literal["dropped", "cut"]] = {}
         self._pick_ms = 0.0
-        self._priors: dict[int, tuple[float, float]] = {}
-        "mean and variance of the true logs of a stage, over its anchor"
+        self._stages: dict[int, dict[str, Placing]] = {}
+        "everyone's placing in each stage"
         self._leads: dict[int, Placing] = {}
         "of a stage's anchor, over whoever led instead"
         self._waiting: list[Heat] = []
         self._run: list[dict[str, dict[int, float]]] = []
+        self._finals: list[dict[str, dict[int, float]]] = []
         self._next_stage()
 
     # ── heats ──────────────────────────────────────────────────────────────────────────────────────
@@ -175,9 +188,7 @@ class Race:
         for own in found.values():
             self.sampled_s += median(own.values()) * (len(own) + self.rules.warmup) / 1e3
         if heat.final:
-            self._waiting, self.final = [], found
-            if not found:
-                self._call_back()
+            self._take_final(heat, found)
         elif heat.anchor in lost:
             # The others have nobody to be compared with: the stage begins again, with whoever was fastest here.
             self.anchor = min(found, key=lambda name: median(found[name].values()), default=heat.anchor)
@@ -188,6 +199,29 @@ class Race:
             if not self._waiting:
                 self._judge()
                 self._next_stage()
+
+    def _take_final(self, heat: Heat, found: dict[str, dict[int, float]]) -> None:
+        """Keep a heat of the final; who is missing in one is out of all, and more follow while it is not decided."""
+        self._finals = [{name: own for name, own in one.items() if name in found} for one in (*self._finals, found)]
+        names = tuple(name for name in heat.names if name in found)
+        self._waiting = [replace(one, names=names) for one in self._waiting] if names else []
+        if not names:
+            self._finals, self.final = [], {}
+            self._call_back()
+        elif not self._waiting:
+            self.final = joined(self._finals)
+            round_s = sum(median(own.values()) for own in self.final.values()) / 1e3
+            heat_s = (heat.rounds + self.rules.warmup) * round_s
+            in_time = self.rules.seconds is None or self.sampled_s + heat_s <= self.rules.seconds
+            if 1 < len(self._finals) < self.rules.most_heats and in_time and not self._decided():
+                self._waiting = [replace(heat, names=names, seed=heat.seed + 1)]
+
+    def _decided(self) -> bool:
+        """Whether the pick is within `CLOSE` of every finalist, as far as the final shows."""
+        logs, errors, _ = final_levels(self._finals, self.tick_ms)
+        pick = min(logs, key=lambda name: logs[name])
+        return all(logs[name] - SURE * math.hypot(errors[name], errors[pick]) >= logs[pick] - CLOSE
+                   for name in logs if name != pick)
 
     def _call_back(self) -> None:
         """All finalists fell out: another final, of those that were dropped last."""
@@ -204,7 +238,10 @@ class Race:
             self.anchor = min(self.running, key=self._level)
         self.stage += 1
         rounds = round(rules.first_rounds * rules.growth ** (self.stage - 1))
-        if len(self.running) <= rules.finalists or self.stage > rules.stages or not self._affordable(rounds):
+        if self.stage > rules.stages or not self._affordable(rounds):
+            hurried = rules.seconds is not None and not self._in_time(rounds)
+            self._narrow(rules.finalists if hurried else max(rules.finalists, math.ceil(len(self.running) / 2)))
+        if len(self.running) <= rules.finalists:
             self._start_final()
             return
         others = [name for name in self.running if name != self.anchor]
@@ -217,9 +254,7 @@ class Race:
 
     def _start_final(self) -> None:
         rules = self.rules
-        ranked = sorted(self.running, key=self._level)
-        self.running, cut = ranked[: rules.finalists], ranked[rules.finalists :]
-        self._ended |= dict.fromkeys(cut, "cut")
+        self._narrow(rules.finalists)
         if self.anchor not in self.running:
             self.anchor = self.running[0]
         rounds = rules.final_rounds
@@ -227,7 +262,23 @@ class Race:
             left = rules.seconds - self.sampled_s
             rounds = max(FEWEST_FINAL_ROUNDS, min(rounds, int(left / self._round_s()) - rules.warmup))
         names = (self.anchor, *(name for name in self.running if name != self.anchor))
-        self._waiting = [Heat(stage=self.stage, names=names, rounds=rounds, seed=self.seed + 999_983, final=True)]
+        heats = max(1, min(rules.final_heats, rounds // FEWEST_FINAL_ROUNDS)) if len(names) > 1 else 1
+        self._waiting = [
+            Heat(stage=self.stage, names=names, rounds=math.ceil(rounds / heats), final=True,
+                 seed=self.seed + 999_983 * (place + 1)) for place in range(heats)]
+
+    def _narrow(self, room: int) -> None:
+        """Keep those of whom most is to be hoped, and the anchor; the others are cut."""
+        ranked = sorted(self.running, key=lambda name: (name != self.anchor, -self._hope(name), self._level(name)))
+        self.running = [name for name in self.running if name in set(ranked[:room])]
+        self._ended |= dict.fromkeys(ranked[room:], "cut")
+
+    def _hope(self, name: str) -> float:
+        """How much faster than the anchor it is expected to prove, where it does: more from who is less known."""
+        own, anchor = self._placings.get(name), self._placings.get(self.anchor)
+        if own is None or anchor is None or not math.isfinite(own.error):
+            return math.inf
+        return hope(math.log(own.ms / anchor.ms), math.hypot(own.error, anchor.error))
 
     def _affordable(self, rounds: int) -> bool:
         """Whether a stage leaves room for the final after it; the first always runs."""
@@ -239,8 +290,13 @@ class Race:
         # Of a small space the final is most: the stages before it may then take as long as it does.
         if self.sampled_s + stage_s > max(rules.share * self._exhaustive_s() - final_s, final_s):
             return False
-        least_s = finalists * (FEWEST_FINAL_ROUNDS + rules.warmup) * self._round_s()
-        return rules.seconds is None or self.sampled_s + stage_s + least_s <= rules.seconds
+        return self._in_time(rounds)
+
+    def _in_time(self, rounds: int) -> bool:
+        """Whether `Rules.seconds` leave room for a stage and the shortest final."""
+        rules, finalists = self.rules, min(1.0, self.rules.finalists / len(self.running))
+        least = rounds + rules.warmup + finalists * (FEWEST_FINAL_ROUNDS + rules.warmup)
+        return rules.seconds is None or self.sampled_s + least * self._round_s() <= rules.seconds
 
     def _round_s(self) -> float:
         """One sample of each that is running."""
@@ -258,8 +314,7 @@ class Race:
         """Place everyone by this stage's heats, drop the slower, and name the next anchor."""
         placed = placings(self.anchor, self._run, self.stage, tick_ms=self.tick_ms)
         self._placings |= placed
-        if (found := prior(placed)) is not None:
-            self._priors[self.stage] = found
+        self._stages[self.stage] = placed
         dropped = slower(placed, self.rules.risk / self.rules.stages)
         self.running = [name for name in self.running if name not in dropped]
         self._ended |= dict.fromkeys(sorted(dropped), "dropped")
@@ -285,19 +340,23 @@ class Race:
         if self._waiting or not self.final:
             raise ValueError("the race is not over" if self._waiting else "nobody finished")
         final = self.final
-        logs, errors = _final_levels(final, self.tick_ms)
+        logs, errors, offset = final_levels(self._finals, self.tick_ms)
         pick = min(logs, key=lambda name: logs[name])
         self._pick_ms = median(final[pick].values())
         lots = np.random.default_rng(self.seed)
-        drawn = {name: logs[name] + errors[name] * lots.standard_normal(DRAWS) for name in final}
+        # With which the heats of the final show the errors.
+        degrees = max(3, (len(final) - 1) * (len(self._finals) - 1))
+        drawn = {name: logs[name] + errors[name] * lots.standard_t(degrees, DRAWS) for name in final}
         levels, doubts = dict(logs), dict(errors)
+        priors = {stage: prior({name: with_offset(one, offset) for name, one in placed.items()})
+                  for stage, placed in self._stages.items()}
         for name in self._by_stage():
-            placing = self._link(name, levels)
+            placing = with_offset(self._link(name, levels), offset)
             levels[name] = placing.log + levels[placing.anchor]
             doubts[name] = math.hypot(placing.error, doubts[placing.anchor])
             if math.isfinite(placing.error):
-                log, error = self._believed(placing)
-                drawn[name] = drawn[placing.anchor] + log + error * lots.standard_normal(DRAWS)
+                log, error = self._believed(placing, priors.get(placing.stage))
+                drawn[name] = drawn[placing.anchor] + log + error * lots.standard_t(degrees, DRAWS)
         best = np.min(np.stack(list(drawn.values())), axis=0)
         losses = -np.expm1(best - drawn[pick])
         standings = [self._in_final(name, pick) for name in final]
@@ -306,8 +365,8 @@ class Race:
         all_s = sum(one.median_ms for one in standings) * (self.rules.final_rounds + self.rules.warmup) / 1e3
         return Outcome(
             pick=pick, standings=tuple(sorted(standings, key=lambda one: (one.name != pick, one.ratio))),
-            regret=float(losses.mean()), close=float((losses <= CLOSE).mean()), sampled_s=self.sampled_s,
-            exhaustive_s=all_s)
+            regret=float(losses.mean()), most=float(np.quantile(losses, 0.95)), close=float((losses <= CLOSE).mean()),
+            sampled_s=self.sampled_s, exhaustive_s=all_s)
 
     def _by_stage(self) -> list[str]:
         """Who left before the final, the last first, anchors before those compared with them."""
@@ -330,11 +389,12 @@ class Race:
         fastest, ms = min(((one, median(times.values())) for one, times in self.final.items()), key=lambda one: one[1])
         return replace(own, log=math.log(own.ms / ms), error=math.inf, anchor=fastest)
 
-    def _believed(self, placing: Placing) -> tuple[float, float]:
-        """Log and error of a placing beside what is known of its stage."""
-        mean, variance = self._priors.get(placing.stage, (0.0, math.inf))
-        if not math.isfinite(variance) or placing.error == 0.0 or placing == self._leads.get(placing.stage):
+    def _believed(self, placing: Placing, known: tuple[float, float] | None) -> tuple[float, float]:
+        """Log and error of a placing beside the mean and variance of the true logs of its stage."""
+        lead = self._leads.get(placing.stage)
+        if known is None or placing.error == 0.0 or (lead and (placing.anchor, placing.log) == (lead.anchor, lead.log)):
             return placing.log, placing.error
+        mean, variance = known
         weight = variance / (variance + placing.error**2)
         return mean + weight * (placing.log - mean), math.sqrt(weight) * placing.error
 
@@ -361,31 +421,3 @@ class Race:
             ci_high=math.exp(log + TWO_SIDED * error) if known else None, ended=self._ended[name])
 
 
-def _final_levels(times: Mapping[str, Times], tick_ms: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Level of each finalist as a logarithm, and its standard error.
-
-    Within rounds that all share each is measured from the middle of the round; where the final had to be
-    taken in parts, which share no round, from the anchor.
-    """
-    import numpy as np
-
-    names = list(times)
-    if len(names) == 1:
-        return {names[0]: 0.0}, {names[0]: 0.0}
-    common = sorted(set.intersection(*(set(own) for own in times.values())))
-    rows: Any
-    if len(common) >= FEWEST_FOR_INTERVAL:
-        rows = np.log([[own[index] for index in common] for own in times.values()])
-        rows -= np.median(rows, axis=0)
-    else:
-        pairs = [log_ratios(times[names[0]], own) for own in times.values()]
-        rows = np.full((len(pairs), max(map(len, pairs), default=1) or 1), math.nan)
-        for row, logs in zip(rows, pairs, strict=True):
-            row[: len(logs)] = logs
-        if not np.isfinite(rows).any(axis=1).all():
-            medians = [math.log(median(own.values())) for own in times.values()]
-            return dict(zip(names, medians, strict=True)), dict.fromkeys(names, 0.0)
-    corners = np.array([tick_ms / median(own.values()) for own in times.values()])
-    middle, errors = centres(rows, corners)
-    return (dict(zip(names, map(float, middle), strict=True)),
-            dict(zip(names, map(float, np.nan_to_num(errors)), strict=True)))
