@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from attnbench.record import Settings, to_dict
-from attnbench.stats.racing import CLOSE, Race, Rules
+from attnbench.stats.race_data import CLOSE, Rules
+from attnbench.stats.racing import Race
 
 CONFIGURATIONS = 151
 """The default among them."""

@@ -12,7 +12,7 @@ from documents import GUIDES, ROOT, name, prose
 
 from attnbench.measure.sampling import DISAGREE
 from attnbench.record import Status
-from attnbench.stats.racing import CLOSE, Rules
+from attnbench.stats.race_data import CLOSE, Rules
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
 from attnbench.verdict import diff, luck
@@ -37,8 +37,8 @@ EXPLAINED = {
         f"{100 * luck.LEAST:g} %": "verdict.luck.LEAST"},
     "docs/correctness.md": {f"{KEPT >> 10} KiB": "worker.supervisor.KEPT"},
     "docs/tuning.md": {
-        "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.racing.CLOSE",
-        f"{100 * Rules().risk:g} %": "stats.racing.Rules", f"{100 * Rules().share:g} %": "stats.racing.Rules"},
+        "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.race_data.CLOSE",
+        f"{100 * Rules().risk:g} %": "stats.race_data.Rules", f"{100 * Rules().share:g} %": "stats.race_data.Rules"},
     "docs/migrating.md": dict.fromkeys(("0.15x", "312 TFLOP/s", "1 ms", "2 ms", "8 ms", "30 ms", "90 %", "80 %", "70 %",
                                         "3x", "2x"), SEED),
     "docs/run-file.md": {"0.1 ns": "digits kept of a sample, store/runfile.py"},

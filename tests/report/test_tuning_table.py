@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.report.tuning import regret, render_tuning
-from attnbench.stats.racing import Outcome, Standing
+from attnbench.stats.race_data import Outcome, Standing
 
 STANDINGS = (
     Standing(name="b[fast]", ratio=1.0, ci_low=None, ci_high=None, median_ms=0.9, rounds=100, stage=3, ended="picked"),

@@ -13,7 +13,8 @@ import pytest
 
 from attnbench.stats.finals import final_levels
 from attnbench.stats.placing import Placing, hope, own_scale, placings, pooled_scale, prior, slower
-from attnbench.stats.racing import CLOSE, FEWEST_FINAL_ROUNDS, Race, Rules
+from attnbench.stats.race_data import CLOSE, Rules
+from attnbench.stats.racing import FEWEST_FINAL_ROUNDS, Race
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from attnbench.backends.base import Config
 from attnbench.backends.registry import all_backends
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
-from attnbench.stats.racing import Outcome, Rules
+from attnbench.stats.race_data import Outcome, Rules
 from attnbench.tune.kept import Kept, Seconds
 from attnbench.tune.key import bucket, digest, key, source_hash
 from attnbench.tune.space import short_of, space, with_a_space

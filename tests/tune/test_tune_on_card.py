@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.backends.registry import all_backends
 from attnbench.record import Run, Settings
-from attnbench.stats.racing import Rules
+from attnbench.stats.race_data import Rules
 from attnbench.sweep.run import Execution
 from attnbench.tune.kept import Kept, read
 from attnbench.tune.run import Tuning

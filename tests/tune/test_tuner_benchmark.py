@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tunable_timer import BEST, true_ms
 
-from attnbench.stats.racing import Rules
+from attnbench.stats.race_data import Rules
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "fakes" / "tunable.py")

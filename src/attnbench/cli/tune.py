@@ -18,7 +18,7 @@ from attnbench.suites.settings import SETTINGS, between, whole
 if TYPE_CHECKING:
     from attnbench.backends.base import Backend
     from attnbench.record import Settings
-    from attnbench.stats.racing import Rules
+    from attnbench.stats.race_data import Rules
     from attnbench.tune.kept import Kept
 
 WHO = "attnbench tune"
@@ -205,7 +205,7 @@ class _Request:
 
     def rules(self) -> Rules:
         """How to race."""
-        from attnbench.stats.racing import Rules
+        from attnbench.stats.race_data import Rules
 
         asked = {"final_rounds": self.numbers["rounds"], "finalists": self.numbers["finalists"],
                  "heat": self.numbers["heat"], "seconds": self.numbers["seconds"]}

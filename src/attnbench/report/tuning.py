@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.report.page import Paper, decimal_aligned
-from attnbench.stats.racing import CLOSE, Outcome, Standing
+from attnbench.stats.race_data import CLOSE, Outcome, Standing
 from attnbench.store.figures import half_interval, margin, measured, plain, unit_for
 
 if TYPE_CHECKING:

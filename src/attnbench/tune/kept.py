@@ -16,7 +16,8 @@ from typing import Any
 
 from attnbench.errors import RunFileError, refusal
 from attnbench.record import Environment, Settings, from_dict, to_dict
-from attnbench.stats.racing import Outcome, Race, Rules
+from attnbench.stats.race_data import Outcome, Rules
+from attnbench.stats.racing import Race
 from attnbench.store.files import write_text
 from attnbench.text import Spelled
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
-from attnbench.stats.racing import Rules
+from attnbench.stats.race_data import Rules
 from attnbench.workloads.base import Workload
 
 ROUNDED = ("batch", "seqlen", "seqlen_k", "scaling_seqlen")

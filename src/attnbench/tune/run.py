@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnbench.errors import NothingToRun
 from attnbench.record import PlannedGroup, Record, Status
-from attnbench.stats.racing import Heat
+from attnbench.stats.race_data import Heat
 from attnbench.sweep.run import Execution
 from attnbench.tune.ahead import compile_ahead
 from attnbench.tune.kept import Failure, Kept

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.stats.racing import Outcome
+from attnbench.stats.race_data import Outcome
 from attnbench.tune.kept import Kept
 from attnbench.tune.space import short_of
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from attnbench.record import PlannedGroup
-from attnbench.stats.racing import Outcome
+from attnbench.stats.race_data import Outcome
 from attnbench.tune.kept import Kept
 from attnbench.worker.outcome import repro
 
