@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from attnbench.backends.base import Budget
+from attnbench.check.compare import compare, make_truth
 
 
 @dataclass
@@ -65,3 +68,16 @@ def plain(step: Paged, *, dtype, alpha, scaling_seqlen) -> Tensor:
         weights = torch.nn.functional.silu(step.q[new].to(dtype).transpose(0, 1) @ k.mT * alpha) * sees
         out[new] = ((weights @ v) / scaling_seqlen).transpose(0, 1)
     return out
+
+
+def held(step: Paged, found: Tensor, *, alpha, scaling_seqlen) -> None:
+    """Hold an output against the answer in fp64."""
+    assert found.isfinite().all()
+    terms = {"alpha": alpha, "scaling_seqlen": scaling_seqlen}
+    truth, rounded = ({"out": plain(step, dtype=dtype, **terms)} for dtype in (torch.float64, step.q.dtype))
+    # The sum of the sizes of what is added up, by a rounding step of fp32, in which every kernel adds.
+    sizes = replace(step, q=step.q.abs(), k=step.k.abs(), v=step.v.abs(), keys=[x.abs() for x in step.keys],
+                    values=[x.abs() for x in step.values])
+    expected = plain(sizes, dtype=torch.float64, **terms) * torch.finfo(torch.float32).eps / 4
+    outcome = compare({"out": found}, make_truth(truth, rounded, {"out": expected}, step.q.dtype), Budget())
+    assert outcome.ok, outcome.faults

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.backends.base import Budget
-from attnbench.check.compare import compare, make_truth
-
+from . import paged_step
 from .interpreter import interpreted
 from .paged_step import make_step, plain
 
@@ -23,11 +21,7 @@ def paged():
 
 
 def held(step, found):
-    assert found.isfinite().all()
-    truth = {"out": plain(step, dtype=torch.float64, alpha=ALPHA, scaling_seqlen=SCALE)}
-    eager = {"out": plain(step, dtype=step.q.dtype, alpha=ALPHA, scaling_seqlen=SCALE)}
-    outcome = compare({"out": found}, make_truth(truth, eager, step.q.dtype), Budget())
-    assert outcome.ok, outcome.faults
+    paged_step.held(step, found, alpha=ALPHA, scaling_seqlen=SCALE)
 
 
 def run(paged, step, *, splits=1, **cut):

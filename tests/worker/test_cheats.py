@@ -13,10 +13,10 @@ from attnbench.backends.base import Backend
 from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
+from attnbench.errors import Unavailable
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.subject import Misleading, Subject
-from attnbench.measure.timer import Untimed
 from attnbench.record import PlannedGroup, Run, Settings, Status
 from attnbench.sweep.run import execute
 from attnbench.workloads.base import load_workload
@@ -70,8 +70,8 @@ def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str 
                           inspector=Inspection(launch, references, **terms))
         try:
             sample([subject], device=device, plan=Plan(**({"max_seconds": 0.1} | plan)))
-        except (Misleading, Untimed) as why:
-            return f"{why.subject}: {why}".removeprefix(f"{name}: ")
+        except (Misleading, Unavailable) as why:
+            return str(why)
         return recheck(launch, references, **terms).reason
 
 

@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from attnbench.check.examine import Examination, Wrong, check_form
+from attnbench.check.examine import HELD_CYCLES, Examination, Wrong, check_form
 from attnbench.check.poison import poison_outputs
 from attnbench.check.products import products
 from attnbench.check.reference import References
@@ -166,7 +167,7 @@ class Inspection:
         look = _Look(ordinary=ordinary_ms, new=new_ms, quick=min(ordinary_ms, quick_ms))
         outputs = self._outputs(look)
         self.announce("inspection")
-        fault = self._wrong(outputs) or self._computes_untimed()
+        fault = self._wrong(outputs) or self._computes_untimed(look)
         look.untimed |= {name: span.ms() for name, span in self._spans.items()}
         look.copies = self._copies_ms(outputs)
         self._looks.append(look)
@@ -212,7 +213,7 @@ class Inspection:
             return f"in a timed call on new data: {wrong}"
         return None
 
-    def _computes_untimed(self) -> str | None:
+    def _computes_untimed(self, look: _Look) -> str | None:
         """Load the first data and call once, with an eye on the operators of what is not timed."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
@@ -224,10 +225,32 @@ class Inspection:
             with products() as names:
                 call()
             found[name] = names
-        launch.call("fwd" if self.mode == "fwd" else "fwd-bwd")()
-        self._synchronise()
+        call = launch.call("fwd" if self.mode == "fwd" else "fwd-bwd")
+        if self.cuda:
+            self._queued(call, look)
+        else:
+            call()
         return next((f"{name} computes: it calls {', '.join(sorted(names))}, and is not timed"
                      for name, names in found.items() if names), None)
+
+    def _queued(self, call: Callable[[], object], look: _Look) -> None:
+        """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
+
+        The stream is held meanwhile, so that only what is queued counts, not how long the host takes: a thread
+        that launches kernels after the call has returned puts them behind its end.
+        """
+        import torch
+
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        self._synchronise()
+        torch.cuda._sleep(HELD_CYCLES)
+        call()
+        ends[0].record()
+        for end in ends[1:]:
+            self.launch.outputs()
+            end.record()
+        self._synchronise()
+        look.first, look.untimed["outputs"] = (float(a.elapsed_time(b)) for a, b in pairwise(ends))
 
     def _suspicion(self) -> _Suspicion | None:
         """What the looks so far agree on."""
@@ -240,7 +263,7 @@ class Inspection:
         call, first = min(new), statistics.median(look.first for look in looks)
         late = f"unfinished work: a call returns after {_said(call)}, its outputs are there {_said(first)} later"
         if self.cuda:
-            yield _Rule([look.first - SHARE * call - host_slack / 2 for look in looks],
+            yield _Rule([look.first - SHARE * call - slack for look in looks],
                         [look.untimed["outputs"] for look in looks], late)
         if "forward" in looks[0].untimed:
             forward = [look.untimed["forward"] for look in looks]

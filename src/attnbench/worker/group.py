@@ -283,7 +283,9 @@ class GroupRun(GroupEnds):
                 raise_if_lost(self.device, word.index, word.phase, reason)
                 status = Status.INCORRECT if isinstance(error, Misleading) else Status.OOM if full else Status.FAILED
                 guilty = guilty_of(error, word, left)
-            if guilty is None:  # the harness
+            if guilty is None and len(left) > 1:  # the harness, or one of them whom nothing names
+                return [], None, apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
+            if guilty is None:
                 for entry in left:
                     self._end(entry, Status.FAILED, reason)
                 return [], None, apart
