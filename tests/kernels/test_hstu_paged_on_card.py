@@ -131,7 +131,7 @@ def test_a_model_on_the_card_with_host_memory():
                        candidates=np.arange(20), context=np.array([user, 1]))
 
     for attention in ("paged", "gathered", "reference"):
-        cache = model.make_cache(pages=40, page_size=32, host_pages=200, poison=True)
+        cache = model.make_cache(pages=48, page_size=32, host_pages=200, poison=True)
         for user, length in ((0, 400), (1, 300), (0, 410), (2, 600), (0, 640), (1, 301)):
             found = model([request(user, length)], cache=cache, attention=attention)
             torch.testing.assert_close(found, model([request(user, length)]), rtol=1e-3, atol=1e-4)
