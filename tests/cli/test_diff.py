@@ -174,6 +174,18 @@ def test_several_files_a_side_and_a_comma_in_a_name(attnbench, runs):
     assert {tuple(row["processes"]) for row in json.loads(answer.out)["rows"]} == {(1, 2)}
 
 
+def test_what_judged_nothing_is_shown_beside_its_document_and_the_reason_comes_last(attnbench, runs):
+    a, _ = runs
+    write(dataclasses.replace(a, id="00000001", records=tuple(
+        dataclasses.replace(one, time=None) for one in a.records)), "c.json")
+    answer = attnbench("diff a.json c.json --md -")
+    assert answer.code == 3
+    assert "without times" in answer.out
+    *shown, reason = answer.err.splitlines()
+    assert any("without times" in line for line in shown)
+    assert reason == "attnbench diff: nothing could be judged: no row has a time in both; exit 3"
+
+
 def test_rows_without_times_are_counted_and_are_no_gate(attnbench, runs):
     a, _ = runs
     for name, number in (("c.json", "00000001"), ("d.json", "00000002")):

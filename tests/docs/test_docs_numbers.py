@@ -10,7 +10,7 @@ import pytest
 import tables
 from documents import GUIDES, ROOT, name, prose
 
-from attnbench.measure.sampling import DISAGREE
+from attnbench.measure.sampling import DISAGREE, OWN
 from attnbench.record import Status
 from attnbench.stats.race_data import CLOSE, Rules
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
@@ -29,6 +29,7 @@ EXPLAINED = {
     "README.zh-CN.md": {"95 %": CONFIDENCE},
     "docs/measuring.md": {
         "95 %": CONFIDENCE, f"{100 * DISAGREE:g} %": "measure.sampling.DISAGREE",
+        f"{100 * OWN:g} %": "measure.sampling.OWN",
         f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN", f"{100 * RESOLUTION:g} %": "stats.ratio.RESOLUTION"},
     "docs/comparing.md": {
         "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",

@@ -72,7 +72,12 @@ class Attack:
         lines = told.decode().splitlines()
         assert b"Traceback" not in told, where
         if code in (2, 3):
-            assert len(lines) == 1, f"{where}: {lines}"
+            # A comparison that judged nothing is still shown, beside a document on stdout, and its reason comes last.
+            shown = code == 3 and words[0] == "diff" and said.strip()
+            if shown:
+                assert [line.startswith("attnbench diff: ") for line in lines].index(True) == len(lines) - 1, where
+            else:
+                assert len(lines) == 1, f"{where}: {lines}"
         assert not UNSHOWN.search(told.decode()), where
         assert b"secret@" not in told, where
         if not any(f"--{name}" in words for name in ("html", "xlsx")):

@@ -94,8 +94,8 @@ def test_it_goes_on_past_every_tool_that_fails(profiled, monkeypatch):
 
 def test_a_summary_is_there_after_the_first_step(profiled, monkeypatch):
     seen = []
-    write = everything.write_bytes
-    monkeypatch.setattr(everything, "write_bytes", lambda path, data: (seen.append(path.name), write(path, data)))
+    write = everything.write_text
+    monkeypatch.setattr(everything, "write_text", lambda path, text: (seen.append(path.name), write(path, text)))
     profiled()
     assert seen.count("SUMMARY.md") == 6
 

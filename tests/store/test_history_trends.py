@@ -240,7 +240,7 @@ def test_the_benchmark_fills_and_asks(tmp_path):
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     place = Place("history.sqlite", tmp_path / "history.sqlite")
-    benchmark.fill(place, runs=24, rows=9, samples=12)
+    benchmark.fill(place, runs=80, rows=9, samples=12)  # of 24 runs, 3 % at 1 % is within what every look may show
     parts, changes = benchmark.ask(place, 0)
     assert changes == 1
     assert benchmark.ask(place, 1)[1] == 0
