@@ -370,8 +370,13 @@ def _plain(hint: Any) -> frozenset[type]:
     return frozenset(alternatives) if set(alternatives) <= {float, int, str, bool, type(None)} else frozenset()
 
 
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _decode(hint: Any, data: Any, where: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if hint is Any:
         check_depth(data, where)
         return data

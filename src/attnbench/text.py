@@ -38,6 +38,9 @@ SECRET_IN_URL = re.compile(r"(?<![\w+.-])(\w[\w+.-]*:/+[^\s:/@?#]*):\S*@")
 "Also with one slash: a URL that was taken for a path has lost the other."
 SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
 HIDDEN = r"\1:***@"
+_WITHOUT_TEXT = frozenset({float, int, bool, type(None)})
+_SCALARS = _WITHOUT_TEXT | {str}
+"""Types of nearly all values: told by a look, not by asking `isinstance` for each."""
 
 
 def spelled(text: str) -> str:
@@ -81,7 +84,7 @@ def check_case(case: Mapping[str, Any]) -> None:
         if not AXIS.fullmatch(name):
             raise RunFileError(f"case: axis={shown(name)} is not the name of an axis; letters, digits and _")
         for item in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(item, str | int | float | None):
+            if type(item) not in _SCALARS and not isinstance(item, str | int | float):
                 accepted = "a text, a number, true, false, null, or a list of these"
                 raise RunFileError(f"case.{name}={shown(value)} is not the value of an axis; {accepted}")
 
@@ -94,10 +97,11 @@ def check_depth(data: Any, where: str) -> None:
     """
     level = [data]
     for _ in range(DEEPEST):
-        level = [item for one in level if isinstance(one, Mapping | list | tuple)
+        level = [item for one in level if type(one) not in _SCALARS and isinstance(one, list | tuple | Mapping)
                  for item in (one.values() if isinstance(one, Mapping) else one)]  # fmt: skip
-    if level:
-        raise RunFileError(f"{where}: is nested too deeply; at most {DEEPEST} levels")
+        if not level:
+            return
+    raise RunFileError(f"{where}: is nested too deeply; at most {DEEPEST} levels")
 
 
 class Spelled:
@@ -110,8 +114,7 @@ class Spelled:
         kind: Any = type(self)
         for name in _textual(kind):
             value = getattr(self, name)
-            plain = _spelled_within(value)
-            if plain is not value:
+            if value and (plain := _spelled_within(value)) is not value:
                 object.__setattr__(self, name, plain)
 
 
@@ -124,15 +127,18 @@ def _textual(cls: type) -> tuple[str, ...]:
 
 def _spelled_within(value: Any) -> Any:
     """`value` itself where nothing in it changes."""
-    if isinstance(value, str):
-        return spelled(value) if type(value) is str else value
-    if isinstance(value, Mapping):
-        items = [(_spelled_within(key), _spelled_within(item)) for key, item in value.items()]
-        same = all(key is old and item is value[old] for (key, item), old in zip(items, value, strict=True))
-        return value if same else dict(items)
-    if isinstance(value, tuple | list):
-        found = [_spelled_within(item) for item in value]
-        return value if all(map(operator.is_, found, value)) else type(value)(found)
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() and value.isprintable() else spelled(value)
+    if kind in _WITHOUT_TEXT or not value:
+        return value
+    if kind is tuple or kind is list:
+        found = [one if type(one) in _WITHOUT_TEXT else _spelled_within(one) for one in value]
+        return value if all(map(operator.is_, found, value)) else kind(found)
+    if kind is dict or isinstance(value, Mapping):
+        held = [*value, *value.values()]
+        found = _spelled_within(held)
+        return value if found is held else dict(zip(found[: len(value)], found[len(value) :], strict=True))
     return value
 
 
