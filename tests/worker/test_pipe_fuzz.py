@@ -139,14 +139,18 @@ class Ended:
 
 
 class Asked:
-    """The worker's pipe of requests: at the first it says all it has to say."""
+    """The worker's pipe of requests: at the first it says all it has to say and ends; a second finds nobody."""
 
     def __init__(self, end: int, said: bytes) -> None:
-        self.end, self.said = end, said
+        self.end: int | None = end
+        self.said = said
 
     def write(self, text: str) -> None:
+        if self.end is None:
+            raise BrokenPipeError
         assert os.write(self.end, self.said[:60_000]) > 0
         os.close(self.end)
+        self.end = None
 
     def flush(self) -> None:
         pass

@@ -128,8 +128,8 @@ def test_daemons_end_when_the_parent_is_killed(log, tmp_path, victim):
     plan = small_run(["leaves-a-daemon", "honest"], iterations=None, warmup=None, rel_ci=1e-9, max_seconds=60.0)
     path = tmp_path / "run.json"
     write(plan, path.with_suffix(".plan"))
-    parent = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path)], stdout=subprocess.DEVNULL,
-                              env=child.environment(), start_new_session=True)
+    parent = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path), "never said", "1"],
+                              stdout=subprocess.DEVNULL, env=child.environment(), start_new_session=True)
     try:
         daemons = pids(log, 1)
         [supervisor] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
