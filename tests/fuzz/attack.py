@@ -1,6 +1,6 @@
 """What all fuzzers share: seeds until the time is over, hostile values, and a command that is watched.
 
-``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (60 by default) and ``ATTNBENCH_FUZZ_SEED``
+``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (20 by default) and ``ATTNBENCH_FUZZ_SEED``
 the first seed (drawn anew where it is not set).  One seed is one input, so a failure is replayed by its own.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from attnbench.cli import main
 from attnbench.text import UNSHOWN
 
-SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "60"))
+SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "20"))
 SEED = os.environ.get("ATTNBENCH_FUZZ_SEED")
 FUZZERS = 6
 """Files of this folder that share the time."""
