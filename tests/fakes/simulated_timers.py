@@ -34,7 +34,9 @@ class Simulated(Timer):
             announce(index, "sample")
             stage.ready(subject)
             subject.call()
-            number = taken[subject.name] = taken.get(subject.name, -1) + 1
+            # Inspections come at any moment: they take none of the table's times.
+            number = max(0, taken.get(subject.name, -1) + subject.callable_untimed)
+            taken[subject.name] = number
             ms = round(self.factor * true_ms(subject.name, number), 7)
             readings.append(Reading(ms, busy_ms=ms / 2, host_ms=0.004, kernels=("first_half", "second_half"),
                                     kernel_ms=(ms / 4, ms / 4)))

@@ -25,7 +25,6 @@ class Simulated(Timer):
     name = "simulated"
     title = "drawn from a table"
     devices = ("cpu", "cuda")
-    inspects = False  # it calls nobody
 
     def measure(self, stage, batch, lead_s, announce):
         lots = stage.kept.setdefault("lots", random.Random(len(batch)))
@@ -34,6 +33,10 @@ class Simulated(Timer):
         for index, subject in batch:
             announce(index, "sample")
             stage.ready(subject)
+            subject.call()
+            if not subject.callable_untimed:  # an inspection, which comes at any moment: it takes none of the lots
+                readings.append(Reading(true_ms(subject.name)))
+                continue
             level = stage.kept["level"] = 0.99 * stage.kept.get("level", 0.0) + lots.gauss(0.0, 0.005)
             readings.append(Reading(true_ms(subject.name) * math.exp(level + lots.gauss(0.0, 0.005)),
                                     kernels=("k",), kernel_ms=(1.0,)))
