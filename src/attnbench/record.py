@@ -3,7 +3,6 @@
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
 A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
 This module imports nothing of ours but `errors` and `text`, and no torch: reports are read on laptops.
-Whatever a file says passes through here: ids and names of axes are checked, other texts `text.spelled`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class Time(Spelled):
     "rel-ci, max-seconds, iterations"
     num_samples: int | None
     median_ms: float | None
-    "of these statistics an imported file may lack any; a measured time has them all"
     mean_ms: float | None
     std_ms: float | None = None
     "n-1; None for one sample"
@@ -185,7 +183,6 @@ class Environment(Spelled):
     gpu_uuid: str | None = None
     sm_count: int | None = None
     sm_max_mhz: int | None = None
-    "highest SM clock the card offers"
     l2_mb: float | None = None
     power_limit_w: float | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -201,12 +198,11 @@ class Record(Spelled):
     group: str
     backend: str
     version: str | None = None
-    "of the library behind the backend"
     config: str | None = None
     "short form of the kernel configuration"
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
-    "device kernels of one launch, in order, as the profiler names them"
+    "of one launch, in order, as the profiler names them"
     kernel_ms: tuple[float, ...] = ()
     "median time of each of them"
     environment: int | None = None
@@ -236,8 +232,8 @@ class Record(Spelled):
         check_case(self.case)
         Spelled.__post_init__(self)
         who = f"record {self.case_id} {self.backend}: status={self.status.value}"
-        if self.status is not Status.PASSED and (
-                self.time or self.phases or self.speedup or self.yardsticks):
+        timed = self.time or self.phases or self.speedup or self.yardsticks
+        if self.status is not Status.PASSED and timed:
             raise RunFileError(f"{who} has a time; only passed may")
         if self.status is not Status.PASSED and not self.reason:
             raise RunFileError(f"{who} has no reason; every outcome but passed has one")

@@ -1,7 +1,7 @@
 """What all fuzzers share: seeds until the time is over, hostile values, and a command that is watched.
 
-``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (20 by default) and ``ATTNBENCH_FUZZ_SEED``
-the first seed (drawn anew where it is not set).  One seed is one input, so a failure is replayed by its own.
+``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (9 by default) and ``ATTNBENCH_FUZZ_SEED``
+the first seed (11 by default; `new` draws one).  One seed is one input, so a failure is replayed by its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from attnbench.cli import main
 from attnbench.text import UNSHOWN
 
-SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "20"))
-SEED = os.environ.get("ATTNBENCH_FUZZ_SEED")
+SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "9"))
+SEED = os.environ.get("ATTNBENCH_FUZZ_SEED", "11")
+SEED = None if SEED == "new" else SEED
 FUZZERS = 6
 """Files of this folder that share the time."""
 
