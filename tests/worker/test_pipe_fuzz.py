@@ -77,7 +77,7 @@ def changed(message: dict, draw: random.Random) -> object:
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         path = draw.choice(places(data))
         if not path:
-            return draw.choice(JUNK)
+            return copy.deepcopy(draw.choice(JUNK))
         owner = data
         for key in path[:-1]:
             owner = owner[key]
@@ -85,7 +85,7 @@ def changed(message: dict, draw: random.Random) -> object:
         if how < 0.2 and isinstance(owner, dict):
             del owner[path[-1]]
         elif how < 0.3 and isinstance(owner, dict):
-            owner[draw.choice(("speedup", "extra", "say", "index", "time"))] = draw.choice(JUNK)
+            owner[draw.choice(("speedup", "extra", "say", "index", "time"))] = copy.deepcopy(draw.choice(JUNK))
         else:
             owner[path[-1]] = copy.deepcopy(draw.choice(JUNK))
         if not isinstance(data, dict):
