@@ -91,6 +91,32 @@ def test_a_room_imports_only_where_the_arrows_point(path: Path) -> None:
     assert not wrong, f"{room} may import {sorted(allowed)}"
 
 
+KERNELS = {"shared": set(), "flash": {"shared"}, "hstu": {"shared"}, "hstu.dense": {"shared", "hstu"},
+           "hstu.bsa": {"shared", "hstu", "hstu.dense"}, "hstu.paged": {"shared", "hstu", "hstu.dense"}}
+"""Packages of kernels, and those that each may import."""
+
+
+def family_of(module: str) -> str:
+    """The package of kernels that a module belongs to; of the kernels themselves, nothing."""
+    parts = module.split(".")[2:]
+    return max((name for name in KERNELS if parts[: name.count(".") + 1] == name.split(".")), key=len, default="")
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if room_of(name_of(path)) == "kernels"], ids=name_of)
+def test_families_of_kernels_import_only_where_the_arrows_point(path: Path) -> None:
+    name = name_of(path)
+    family = family_of(name)
+    if not family:
+        return
+    others = {module for module in imports(path, types_too=True) if room_of(module) == "kernels" and module != name}
+    wrong = {module for module in others if family_of(module) not in KERNELS[family] | {family}}
+    assert not wrong, f"kernels/{family} may import {sorted(KERNELS[family])}"
+    for here, there in (("portable", "hopper"), ("hopper", "portable")):
+        if here in name.split("."):
+            crossed = {module for module in others if there in module.split(".")}
+            assert not crossed, f"{here} kernels never import {there} ones: shared parts lie in the family's own files"
+
+
 def test_every_room_is_in_the_map_and_in_design() -> None:
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} - {"cli"}
     assert rooms == set(MAY_IMPORT) - OPEN

@@ -110,10 +110,10 @@ def test_the_order_that_does_not_fit_is_the_one_that_is_named():
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_every_cut_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
     """Whatever the defaults are that its other fields come from: over 128 dims the portable one makes dV apart."""
-    from attnbench.kernels.hstu_dense import configs_of
-    from attnbench.kernels.hstu_dense_configs import hopper_columns_fault, hopper_fault
+    from attnbench.kernels.hstu.dense.api import configs_of
+    from attnbench.kernels.hstu.dense.configs import hopper_columns_fault, hopper_fault
 
-    monkeypatch.setattr("attnbench.kernels.hstu_dense._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
     x = torch.empty(1, 1, dim, dtype=torch.bfloat16, device="meta")
     shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": dim, "linear_dim": dim}
     for mode in ("fwd", "bwd"):
@@ -127,9 +127,9 @@ def test_every_cut_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
 def test_every_configuration_of_ours_is_a_cut_of_its_own(mode, monkeypatch):
-    from attnbench.kernels.hstu_dense import configs_of
+    from attnbench.kernels.hstu.dense.api import configs_of
 
-    monkeypatch.setattr("attnbench.kernels.hstu_dense._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
     case, x = case_of(mode=mode), torch.empty(1, 1, 128, dtype=torch.bfloat16, device="meta")
     configs = list(all_backends()["hstu-triton"].configs(case))
     cuts = [configs_of(x, x, x, 1024, config.values) for config in configs]
@@ -383,7 +383,7 @@ def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
 
 def test_a_note_names_a_cut_in_the_words_of_configurations():
     from attnbench.backends.hstu_triton import _said
-    from attnbench.kernels.hstu_dense_configs import ColumnConfig, ForwardConfig
+    from attnbench.kernels.hstu.dense.configs import ColumnConfig, ForwardConfig
 
     assert _said(ForwardConfig(block_m=192, block_n=64, warps=12, stages=3, order="ws", section_mib=16.0)) == (
         "192x64w12s3-ws-section_mib16.0")

@@ -14,6 +14,9 @@ the process that started them runs.
     with recorded(some_module, "kernel", capability=90) as jobs:
         launch(x, config)                       # launches nothing; tensors may lie on the CPU or be "meta"
 
+With ``ATTNBENCH_KERNEL_CODE`` naming a file, each kernel compiled adds a line to it: what was compiled and a hash of
+its SASS.  `benchmarks/kernel_code.py` compares two of them, for a refactoring that must not change the machine code.
+
 Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
 divisible by 16, as the launcher finds out of every aligned pointer and stride.  A kernel in Gluon is a job like any
 other; its descriptors are spelled with how a tile lies in shared memory.
@@ -22,6 +25,7 @@ other; its descriptors are spelled with how a tile lies in shared memory.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
 import json
 import os
@@ -288,6 +292,11 @@ def _compile(job: Job) -> Compiled:
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     registers, text = _inspect(compiled.asm["cubin"])
+    if path := os.environ.get("ATTNBENCH_KERNEL_CODE"):
+        fields = {"kernel": name, "label": job.label, "capability": job.capability, "triton": triton.__version__,
+                  "sass": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
     found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", text,
                        re.MULTILINE)
     code = [(int(at, 16), name, rest) for at, name, rest in found]

@@ -8,8 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.backends.mask import Mask
-from attnbench.kernels import flash_problem
-from attnbench.kernels.hstu_dense_problem import LARGEST_COUNT, LARGEST_ROWS, LARGEST_STRIDE, extent_fault, lies_in_rows
+from attnbench.kernels.flash import problem as flash_problem
+from attnbench.kernels.hstu.dense.problem import LARGEST_COUNT
+from attnbench.kernels.shared.limits import LARGEST_ROWS, LARGEST_STRIDE, extent_fault, lies_in_rows
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 from attnbench.workloads.base import Draw
@@ -26,13 +27,13 @@ WINDOWS = [(far, far) for far in FAR] + [(-1, 2**31 - 1), (2**31 - 1, -1), (2**3
 
 @pytest.fixture(scope="module")
 def flash():
-    with interpreted("attnbench.kernels.flash") as (module,):
+    with interpreted("attnbench.kernels.flash.api") as (module,):
         yield module
 
 
 @pytest.fixture(scope="module")
 def hstu():
-    with interpreted("attnbench.kernels.hstu_dense", "attnbench.kernels.hstu_bsa") as modules:
+    with interpreted("attnbench.kernels.hstu.dense.api", "attnbench.kernels.hstu.bsa.api") as modules:
         yield modules
 
 

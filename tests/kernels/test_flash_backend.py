@@ -12,7 +12,7 @@ from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.cli import main
 from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError
-from attnbench.kernels.flash_configs import parse
+from attnbench.kernels.flash.config.forward import parse
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
@@ -64,7 +64,7 @@ def test_it_wants_a_forward_first_and_allocates_nothing_in_a_call():
 
 def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_validates():
     pytest.importorskip("triton")
-    with interpreted("attnbench.kernels.flash") as (kernels,):
+    with interpreted("attnbench.kernels.flash.api") as (kernels,):
         fused = torch.randn(2, 33, 2, 48, requires_grad=True)
         q, k, v = fused.split(16, dim=3)
         out, lse = kernels.flash_attention(q, k, v, causal=True)
@@ -97,7 +97,7 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
 ])
 def test_wrong_arguments_are_answered_in_one_line(change, said):
     pytest.importorskip("triton")
-    from attnbench.kernels.flash_problem import problem_of
+    from attnbench.kernels.flash.problem import problem_of
 
     x = torch.zeros(1, 3, 2, 16)
     given = {"q": x, "k": x, "v": x} | change
@@ -115,7 +115,7 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
     ({"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"}, r"q\.device=cpu has no compiled"),
 ])
 def test_the_public_function_takes_cuts_by_their_word_and_refuses_in_one_line(given, said):
-    kernels = pytest.importorskip("attnbench.kernels.flash")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=f"^flash_attention: {said}") as caught:
         kernels.flash_attention(x, x, x, **given)
@@ -124,7 +124,7 @@ def test_the_public_function_takes_cuts_by_their_word_and_refuses_in_one_line(gi
 
 def test_a_cut_by_its_word_is_the_same_as_by_its_fields():
     pytest.importorskip("triton")
-    with interpreted("attnbench.kernels.flash") as (kernels,):
+    with interpreted("attnbench.kernels.flash.api") as (kernels,):
         x = torch.randn(1, 40, 1, 16, requires_grad=True)
         words = {"forward": "m16n16w4s1", "backward": "b16x16w4s1-r16x16w4s1"}
         fields = {"forward": kernels.parse(words["forward"]), "backward": kernels.parse_backward(words["backward"])}
@@ -136,7 +136,7 @@ def test_a_cut_by_its_word_is_the_same_as_by_its_fields():
 
 
 def test_cuts_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
-    kernels = pytest.importorskip("attnbench.kernels.flash")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
     with pytest.raises(ValueError, match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
@@ -145,13 +145,13 @@ def test_cuts_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
 
 
 def test_an_order_that_is_wrong_on_a_card_is_refused_there_by_name(monkeypatch):
-    kernels = pytest.importorskip("attnbench.kernels.flash")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     said = "^flash_attention: forward=m64n64w4s2-ahead has the order ahead, which on sm_90 is wrong: the product still"
     monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
     with pytest.raises(ValueError, match=said):
         kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
-    monkeypatch.setattr("attnbench.kernels.flash_forward.capability_of", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.forward.capability_of", lambda x: (9, 0))
     problem = kernels.problem_of(x, x, x)
     with pytest.raises(ValueError, match=said):
         kernels.launch_forward(x, x, x, x, torch.zeros(1, 1, 40), problem, kernels.parse("m64n64w4s2-ahead"))
@@ -173,7 +173,7 @@ STRIDES = {
 
 @pytest.mark.parametrize("name", STRIDES)
 def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, monkeypatch):
-    kernels = pytest.importorskip("attnbench.kernels.flash")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
     monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
     change, hopper = STRIDES[name]
     x = change(torch.zeros(2, 40, 2, 64, dtype=torch.bfloat16))
@@ -188,7 +188,7 @@ def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, mo
     ((128, 96), "ws", "ws"), ((128, 64), "plain", "ws"), ((256, 256), "ws", "early"), ((60, 60), "plain", "early"),
     ((16, 16), "plain", "ws"), ((64, 60), "plain", "early")])
 def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backward, monkeypatch):
-    kernels = pytest.importorskip("attnbench.kernels.flash")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
     monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
     # Rows 16 bytes apart whatever the dims: of the slices of one tensor.
     q, v = (torch.zeros(1, 40, 2, 256, dtype=torch.bfloat16)[..., :dim] for dim in dims)
@@ -198,8 +198,8 @@ def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backw
 
 
 def test_the_gradient_of_the_output_is_laid_out_for_the_kernel_whatever_autograd_gives():
-    kernels = pytest.importorskip("attnbench.kernels.flash")
-    hopper = pytest.importorskip("attnbench.kernels.hopper")
+    kernels = pytest.importorskip("attnbench.kernels.flash.api")
+    hopper = pytest.importorskip("attnbench.kernels.shared.hopper")
     ws, portable = map(kernels.parse_backward, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
     plain = torch.randn(2, 40, 3, 64)
     for grad in (plain, plain.transpose(1, 2).contiguous().transpose(1, 2), plain[:, :, :1].expand(plain.shape),

@@ -24,8 +24,8 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.flash_backward", "attnbench.kernels.flash_backward_configs",
-                     "attnbench.kernels.flash_problem") as modules:
+    with interpreted("attnbench.kernels.flash.backward", "attnbench.kernels.flash.config.backward",
+                     "attnbench.kernels.flash.problem") as modules:
         yield modules
 
 

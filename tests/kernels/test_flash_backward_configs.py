@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.kernels import flash_backward_configs as configs
-from attnbench.kernels.flash_backward_configs import BackwardConfig, Cut, parse_backward, why_not
+from attnbench.kernels.flash.config import backward as configs
+from attnbench.kernels.flash.config.backward import BackwardConfig, Cut, parse_backward, why_not
 
 H200 = (9, 0), 2, 128, 128
 CUTS = st.builds(Cut, *(st.integers(1, 512) for _ in range(4)))

@@ -12,8 +12,9 @@ from attnbench.workloads.attention.inputs import make_inputs, torch_dtype
 from attnbench.workloads.base import Draw
 
 pytest.importorskip("triton")
-from attnbench.kernels import flash_backward, flash_problem
-from attnbench.kernels.flash_backward_configs import backward_config, backward_space, parse_backward
+from attnbench.kernels.flash import backward as flash_backward
+from attnbench.kernels.flash import problem as flash_problem
+from attnbench.kernels.flash.config.backward import backward_config, backward_space, parse_backward
 
 from .test_flash_backward import forward, problem_of
 

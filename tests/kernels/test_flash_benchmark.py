@@ -80,9 +80,9 @@ def test_of_several_of_ours_each_has_a_line_and_the_best_counts(benchmark):
 
 
 def test_every_form_is_valid_for_some_shape_of_the_suite_and_every_head_size_has_one(benchmark):
-    from attnbench.kernels.flash_backward_configs import parse_backward, why_not
-    from attnbench.kernels.flash_configs import parse
-    from attnbench.kernels.flash_space import Shape, fault
+    from attnbench.kernels.flash.config.backward import parse_backward, why_not
+    from attnbench.kernels.flash.config.forward import parse
+    from attnbench.kernels.flash.config.space import Shape, fault
 
     def fits(form, dim):
         if form.startswith("b"):

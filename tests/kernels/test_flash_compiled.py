@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import flash_forward
-from attnbench.kernels.flash_configs import HOPPER, parse
-from attnbench.kernels.flash_defaults import forward_config
-from attnbench.kernels.flash_problem import lse_shape, problem_of
-from attnbench.kernels.flash_space import Shape, registers, shared_bytes
+from attnbench.kernels.flash import forward as flash_forward
+from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.forward import HOPPER, parse
+from attnbench.kernels.flash.config.space import Shape, registers, shared_bytes
+from attnbench.kernels.flash.problem import lse_shape, problem_of
 
 from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash_configs import HOPPER, NUMBERS, WARPGROUPS, WORDS, ForwardConfig, parse
-from attnbench.kernels.flash_defaults import forward_config, tuned
-from attnbench.kernels.flash_space import RULES, Shape, candidates, fault, nearest, registers, shared_bytes, space
+from attnbench.kernels.flash.config.defaults import forward_config, tuned
+from attnbench.kernels.flash.config.forward import HOPPER, NUMBERS, WARPGROUPS, WORDS, ForwardConfig, parse
+from attnbench.kernels.flash.config.space import (
+    RULES,
+    Shape,
+    candidates,
+    fault,
+    nearest,
+    registers,
+    shared_bytes,
+    space,
+)
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 VALUES = st.fixed_dictionaries(

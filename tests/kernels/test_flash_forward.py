@@ -22,8 +22,8 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.flash_problem", "attnbench.kernels.flash_configs",
-                     "attnbench.kernels.flash_forward") as modules:
+    with interpreted("attnbench.kernels.flash.problem", "attnbench.kernels.flash.config.forward",
+                     "attnbench.kernels.flash.portable.forward") as modules:
         yield modules
 
 

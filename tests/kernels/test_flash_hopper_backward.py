@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import flash_backward, flash_backward_configs, flash_hopper_backward, flash_problem
+from attnbench.kernels.flash import backward as flash_backward
+from attnbench.kernels.flash import problem as flash_problem
+from attnbench.kernels.flash.config import backward as flash_backward_configs
+from attnbench.kernels.flash.hopper import backward as flash_hopper_backward
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 from attnbench.workloads.attention.parts import by_sequence

@@ -9,9 +9,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import flash_backward, flash_hopper_backward
-from attnbench.kernels.flash_backward_configs import parse_backward, tuned_backward, why_not
-from attnbench.kernels.flash_problem import problem_of
+from attnbench.kernels.flash import backward as flash_backward
+from attnbench.kernels.flash.config.backward import parse_backward, tuned_backward, why_not
+from attnbench.kernels.flash.hopper import backward as flash_hopper_backward
+from attnbench.kernels.flash.problem import problem_of
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

@@ -9,15 +9,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import (
-    flash_backward,
-    flash_backward_configs,
-    flash_configs,
-    flash_forward,
-    flash_hopper_backward,
-    flash_hopper_forward,
-    flash_problem,
-)
+from attnbench.kernels.flash import backward as flash_backward
+from attnbench.kernels.flash import forward as flash_forward
+from attnbench.kernels.flash import problem as flash_problem
+from attnbench.kernels.flash.config import backward as flash_backward_configs
+from attnbench.kernels.flash.config import forward as flash_configs
+from attnbench.kernels.flash.hopper import backward as flash_hopper_backward
+from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
 
 from .hopper_machine import machine_runs
 

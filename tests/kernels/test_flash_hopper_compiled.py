@@ -9,11 +9,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import flash_forward, flash_hopper_forward
-from attnbench.kernels.flash_configs import HOPPER, parse
-from attnbench.kernels.flash_defaults import tuned
-from attnbench.kernels.flash_problem import lse_shape, problem_of
-from attnbench.kernels.flash_space import Shape, fault, shared_bytes
+from attnbench.kernels.flash import forward as flash_forward
+from attnbench.kernels.flash.config.defaults import tuned
+from attnbench.kernels.flash.config.forward import HOPPER, parse
+from attnbench.kernels.flash.config.space import Shape, fault, shared_bytes
+from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
+from attnbench.kernels.flash.problem import lse_shape, problem_of
 
 from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 

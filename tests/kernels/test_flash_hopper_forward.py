@@ -19,9 +19,12 @@ from attnbench.backends.registry import resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported
-from attnbench.kernels import flash_configs, flash_forward, flash_hopper_forward, flash_problem
-from attnbench.kernels.flash_hopper_tiles import job_at, power
-from attnbench.kernels.hopper import jobs_of, shared_out
+from attnbench.kernels.flash import forward as flash_forward
+from attnbench.kernels.flash import problem as flash_problem
+from attnbench.kernels.flash.config import forward as flash_configs
+from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
+from attnbench.kernels.flash.hopper.tiles import job_at, power
+from attnbench.kernels.shared.hopper import jobs_of, shared_out
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 

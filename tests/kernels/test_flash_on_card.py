@@ -12,9 +12,9 @@ from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported
-from attnbench.kernels.flash import flash_attention
-from attnbench.kernels.flash_configs import HOPPER, parse
-from attnbench.kernels.flash_space import Shape, nearest
+from attnbench.kernels.flash.api import flash_attention
+from attnbench.kernels.flash.config.forward import HOPPER, parse
+from attnbench.kernels.flash.config.space import Shape, nearest
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.kernels.hopper import load_tile, store_tile
+from attnbench.kernels.shared.hopper import load_tile, store_tile
 
 from .hopper_machine import (
     BarrierMisuse,

@@ -14,7 +14,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hopper import fill, flat, give_back, place_of, ring_of, rows_of, store_tile, sync_warps, take
+from attnbench.kernels.shared.hopper import (
+    fill,
+    flat,
+    give_back,
+    place_of,
+    ring_of,
+    rows_of,
+    store_tile,
+    sync_warps,
+    take,
+)
 
 from .hopper_machine import machine_runs
 

@@ -7,8 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.kernels.hopper import add_tile, load_tile, place_of, rows_of, store_tile
-from attnbench.kernels.rows import section_of
+from attnbench.kernels.shared.hopper import add_tile, load_tile, place_of, rows_of, store_tile
+from attnbench.kernels.shared.rows import section_of
 
 from .hopper_machine import Mistake, OutOfBounds, Unsupported, run
 

@@ -40,7 +40,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def bsa():
-    with interpreted("attnbench.kernels.hstu_bsa") as (module,):
+    with interpreted("attnbench.kernels.hstu.bsa.api") as (module,):
         yield module
 
 
@@ -213,7 +213,7 @@ def test_a_place_in_the_ring_is_taken_when_all_before_in_it_are_done(bsa):
     """Sequences without other blocks, or without queries, lie between those that take a place in turn."""
     case = of(batch=10, seqlen=40, lengths="40:33:5:9:40:40:0:3:0:36", nheads=1, mode="fwd")
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
-    module = sys.modules["attnbench.kernels.hstu_bsa_attend"]
+    module = sys.modules["attnbench.kernels.hstu.bsa.portable.attend"]
     for spare in (0, 1):
         with pytest.MonkeyPatch.context() as patch:
             seen = Handovers(module, patch)
@@ -358,7 +358,9 @@ def test_wrong_arguments_are_named_in_one_line(bsa, line):
 
 def test_every_knob_is_a_constant_of_some_launch():
     """A field of the configuration that no launcher reads would tune nothing."""
-    from attnbench.kernels import hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
+    from attnbench.kernels.hstu.bsa import backward as hstu_bsa_backward
+    from attnbench.kernels.hstu.bsa import forward as hstu_bsa_forward
+    from attnbench.kernels.hstu.bsa import plan as hstu_bsa_plan
 
     modules = (hstu_bsa_forward, hstu_bsa_backward, hstu_bsa_plan)
     sources = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)

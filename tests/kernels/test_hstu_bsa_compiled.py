@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.kernels import hstu_bsa, hstu_bsa_backward, hstu_bsa_forward, hstu_bsa_plan
+from attnbench.kernels.hstu.bsa import api as hstu_bsa
+from attnbench.kernels.hstu.bsa import backward as hstu_bsa_backward
+from attnbench.kernels.hstu.bsa import forward as hstu_bsa_forward
+from attnbench.kernels.hstu.bsa import plan as hstu_bsa_plan
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

@@ -9,10 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_bsa_hopper_attend
-from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate
-from attnbench.kernels.hstu_bsa_hopper_attend_cut import AttendCut, attend_cut, attend_fault, attend_shapes
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem
+from attnbench.kernels.hstu.bsa.call import BsaCall, allocate
+from attnbench.kernels.hstu.bsa.hopper import attend as hstu_bsa_hopper_attend
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault, attend_shapes
+from attnbench.kernels.hstu.bsa.plan import BsaConfig
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
 from attnbench.workloads.hstu.inputs import make_inputs
@@ -285,7 +286,7 @@ def test_behind_the_portable_means_selection_and_lists_it_is_the_oracles():
         "batch": 3, "seqlen": 90, "lengths": "90:17:66", "num_targets": "3:0:20", "nheads": 2, "attn_dim": 24,
         "linear_dim": 16, "dtype": "fp16", "mode": "fwd", "block_size": 16, "block_counts": 3, "local_window": 9})
     inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
-    with interpreted("attnbench.kernels.hstu_bsa", "attnbench.kernels.hstu_bsa_forward") as (bsa, forward):
+    with interpreted("attnbench.kernels.hstu.bsa.api", "attnbench.kernels.hstu.bsa.forward") as (bsa, forward):
         tensors = bsa.BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
                                  offsets_q=None, num_targets=inputs.num_targets)
         problem = bsa.problem_of(

@@ -9,10 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_bsa_hopper_attend
-from attnbench.kernels.hstu_bsa_forward import BsaCall
-from attnbench.kernels.hstu_bsa_hopper_attend_cut import attend_cut, attend_shapes
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem, forward_shapes, saved_shapes
+from attnbench.kernels.hstu.bsa.call import BsaCall
+from attnbench.kernels.hstu.bsa.hopper import attend as hstu_bsa_hopper_attend
+from attnbench.kernels.hstu.bsa.hopper.attend_config import attend_cut, attend_shapes
+from attnbench.kernels.hstu.bsa.plan import BsaConfig, forward_shapes, saved_shapes
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

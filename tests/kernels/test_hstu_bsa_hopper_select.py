@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_bsa_hopper_select as hopper
-from attnbench.kernels.hstu_bsa import BsaTensors, problem_of
-from attnbench.kernels.hstu_bsa_forward import allocate
-from attnbench.kernels.hstu_bsa_hopper_cut import SelectCut, select_cut, select_fault
-from attnbench.kernels.hstu_bsa_hopper_select import select_hopper
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, default_config, saved_shapes
+from attnbench.kernels.hstu.bsa.api import BsaTensors, problem_of
+from attnbench.kernels.hstu.bsa.call import allocate
+from attnbench.kernels.hstu.bsa.hopper import select as hopper
+from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu.bsa.plan import BsaConfig, default_config, saved_shapes
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
 from attnbench.workloads.hstu.inputs import make_inputs

@@ -9,10 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_bsa_hopper_select as hopper
-from attnbench.kernels.hstu_bsa_forward import BsaCall, allocate
-from attnbench.kernels.hstu_bsa_hopper_cut import select_cut
-from attnbench.kernels.hstu_bsa_plan import BsaConfig, BsaProblem, saved_shapes
+from attnbench.kernels.hstu.bsa.call import BsaCall, allocate
+from attnbench.kernels.hstu.bsa.hopper import select as hopper
+from attnbench.kernels.hstu.bsa.hopper.select_config import select_cut
+from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

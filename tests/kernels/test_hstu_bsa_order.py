@@ -15,7 +15,7 @@ LENGTHS = (0, 83, 15, 50)
 
 @pytest.fixture(scope="module")
 def bsa():
-    with interpreted("attnbench.kernels.hstu_bsa", "attnbench.kernels.hstu_bsa_backward") as modules:
+    with interpreted("attnbench.kernels.hstu.bsa.api", "attnbench.kernels.hstu.bsa.backward") as modules:
         yield modules
 
 

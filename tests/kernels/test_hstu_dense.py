@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.hstu_dense") as (module,):
+    with interpreted("attnbench.kernels.hstu.dense.api") as (module,):
         yield module
 
 

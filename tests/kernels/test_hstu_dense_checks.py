@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels.hstu_dense import hstu_attention
+from attnbench.kernels.hstu.dense.api import hstu_attention
 
 TOKENS = 12
 

@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_dense as dense
-from attnbench.kernels import hstu_dense_backward, hstu_dense_forward
-from attnbench.kernels.hstu_dense_configs import config_of, tuned
+from attnbench.kernels.hstu.dense import api as dense
+from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
+from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
+from attnbench.kernels.hstu.dense.configs import config_of, tuned
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

@@ -9,14 +9,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import (
-    hstu_dense,
-    hstu_dense_backward,
-    hstu_dense_forward,
-    hstu_hopper_backward,
-    hstu_hopper_backward_wide,
-)
-from attnbench.kernels.hstu_hopper_tiles import LEAST_ALPHA
+from attnbench.kernels.hstu.dense import api as hstu_dense
+from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
+from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
+from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
+from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
+from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
 
 from .aot import recorded
 

@@ -82,7 +82,7 @@ def test_every_cut_is_right_or_does_not_fit_the_card(mode, dim):
 
 
 def test_slices_of_one_tensor_need_no_copy():
-    from attnbench.kernels.hstu_dense import hstu_attention
+    from attnbench.kernels.hstu.dense.api import hstu_attention
 
     offsets = torch.tensor([0, 700, 1001], device="cuda")
     fused = torch.randn(1001, 2, 3 * 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)

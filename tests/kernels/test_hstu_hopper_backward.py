@@ -12,7 +12,10 @@ pytest.importorskip("triton")
 
 from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, make_truth
-from attnbench.kernels import hstu_dense, hstu_dense_backward, hstu_hopper_backward, hstu_hopper_backward_wide
+from attnbench.kernels.hstu.dense import api as hstu_dense
+from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
+from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
+from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_hopper_backward, hstu_hopper_backward_wide
-from attnbench.kernels.hstu_dense_configs import HOPPER_SHARED_BYTES, hopper_columns_config
+from attnbench.kernels.hstu.dense.configs import HOPPER_SHARED_BYTES, hopper_columns_config
+from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
+from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 from .test_hstu_dense_compiled import BATCH, HEADS, SEQLEN, problem

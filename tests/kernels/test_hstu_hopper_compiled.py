@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels import hstu_dense_forward
-from attnbench.kernels.hstu_dense_configs import ForwardConfig, config_of, tuned
-from attnbench.kernels.hstu_dense_problem import Problem
+from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
+from attnbench.kernels.hstu.dense.configs import ForwardConfig, config_of, tuned
+from attnbench.kernels.hstu.dense.problem import Problem
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 

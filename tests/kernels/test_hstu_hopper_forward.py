@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, make_truth
-from attnbench.kernels import hstu_dense_forward
-from attnbench.kernels.hstu_dense_configs import ForwardConfig, hopper_fault
-from attnbench.kernels.hstu_dense_problem import Problem
+from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
+from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
+from attnbench.kernels.hstu.dense.problem import Problem
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype

@@ -16,14 +16,14 @@ def test_a_kernel_is_interpreted_and_the_compiled_one_comes_back():
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
 
-    import attnbench.kernels.hstu_dense_forward as compiled
+    import attnbench.kernels.hstu.dense.portable.forward as compiled
 
     zeros = tl.zeros
-    with interpreted("attnbench.kernels.hstu_dense_forward") as (module,):
+    with interpreted("attnbench.kernels.hstu.dense.portable.forward") as (module,):
         assert isinstance(module.hstu_dense_forward, InterpretedFunction)
         assert not isinstance(compiled.hstu_dense_forward, InterpretedFunction)
         assert tl.zeros is not zeros
-    assert sys.modules["attnbench.kernels.hstu_dense_forward"] is compiled
+    assert sys.modules["attnbench.kernels.hstu.dense.portable.forward"] is compiled
     assert tl.zeros is zeros
 
 

@@ -139,7 +139,7 @@ def test_kernels_give_what_plain_torch_gives():
     config = replace(TINY, layers=1, heads=1, context=())
     model = HstuRanking(config, dtype=torch.float32)
     none = np.empty(0, np.int64)
-    with interpreted("attnbench.kernels.hstu.paged.api", "attnbench.kernels.hstu_dense"):
+    with interpreted("attnbench.kernels.hstu.paged.api", "attnbench.kernels.hstu.dense.api"):
         for attention in ("paged", "gathered"):
             cache = model.make_cache(pages=7, page_size=32, poison=True)
             for lengths in ((15, 2), (17, 2)):

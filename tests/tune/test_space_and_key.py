@@ -14,7 +14,7 @@ from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
 from attnbench.stats.race_data import Outcome, Rules
 from attnbench.tune.kept import Kept, Seconds
-from attnbench.tune.key import bucket, digest, key, source_hash
+from attnbench.tune.key import bucket, digest, key
 from attnbench.tune.space import short_of, space, with_a_space
 from attnbench.tune.words import conditions, remarks, rerun
 from attnbench.workloads.base import load_workload
@@ -100,33 +100,6 @@ def test_every_part_of_the_question_is_in_its_key():
     ]
     assert len({same, *others}) == 1 + len(others)
     assert make_key(settings=dataclasses.replace(Settings(), timeout=5.0)) == same, "patience changes no answer"
-
-
-def test_the_source_of_a_backend_is_its_adapter_its_kernels_and_their_tables(tmp_path, monkeypatch):
-    import attnbench.tune.key as module
-
-    adapter = SOURCE / "backends" / "hstu_triton.py"
-    read: list[Path] = []
-    genuine = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or genuine(self))
-    first = source_hash(adapter)
-    names = {path.name for path in read}
-    assert {"hstu_triton.py", "hstu_dense.py", "hstu_dense_forward.py", "hstu_dense_tiles.py", "hstu_dense_configs.py",
-            "hstu_dense.toml"} <= names
-    assert not {name for name in names if name.startswith("hstu_bsa")}, "what it does not use is not its source"
-    assert source_hash(adapter) == first
-
-    for changed in ("hstu_dense_tiles.py", "hstu_dense.toml"):
-        monkeypatch.setattr(Path, "read_bytes", lambda self, changed=changed: genuine(self) + (
-            b"# changed" if self.name == changed else b""))
-        assert source_hash(adapter) != first, changed
-    monkeypatch.setattr(Path, "read_bytes", genuine)
-    copy = tmp_path / "hstu_triton.py"
-    copy.write_bytes(adapter.read_bytes())
-    assert source_hash(copy) == first, "the same in another folder"
-    assert module.source_hash(tmp_path / "hstu_triton.py") == first
-    (tmp_path / "broken.py").write_text("def (")
-    assert source_hash(tmp_path / "broken.py") != first
 
 
 @pytest.mark.parametrize("workload", ["attention", "hstu"])

@@ -66,6 +66,17 @@ def test_our_own_backends_hang_on_their_kernels_and_on_no_workload():
         rooms = {file.relative_to(PACKAGE).parts[0] for file in sources(adapter)}
         assert rooms <= {"backends", "kernels", "models"}, adapter
         assert ("from attnbench.kernels" in adapter.read_text("utf-8")) <= ("kernels" in rooms), adapter
-    names = [file.name for file in sources(PACKAGE / "backends/hstu_bsa_triton.py")]
-    assert {"hstu_bsa_triton.py", "hstu.py", "hstu_bsa.py", "hstu_bsa_select.py"} <= set(names)
-    assert not {"base.py", "registry.py"} & set(names)
+    names = parts("hstu_bsa_triton")
+    assert {"backends/hstu_bsa_triton.py", "kernels/hstu/bsa/api.py", "kernels/hstu/bsa/portable/select.py"} <= names
+    assert not {"backends/base.py", "backends/registry.py"} & names
+
+
+def test_tuned_defaults_are_part_of_a_backend():
+    assert {"kernels/flash/config/defaults.toml", "kernels/flash/config/backward.toml"} <= parts("flash_triton")
+    dense = parts("hstu_triton")
+    assert {"kernels/hstu/dense/configs.toml", "kernels/hstu/dense/hopper/forward.py", "kernels/hstu/tiles.py"} <= dense
+    assert not any("/bsa/" in name for name in dense), "what it does not use is not its source"
+
+
+def parts(backend):
+    return {file.relative_to(PACKAGE).as_posix() for file in sources(PACKAGE / f"backends/{backend}.py")}

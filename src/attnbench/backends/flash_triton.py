@@ -20,8 +20,8 @@ from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.kernels.flash_configs import ForwardConfig
-    from attnbench.kernels.flash_space import Shape
+    from attnbench.kernels.flash.config.forward import ForwardConfig
+    from attnbench.kernels.flash.config.space import Shape
 
 HOPPER = (9, 0)
 "Whose space is shown where no card is known."
@@ -65,8 +65,8 @@ class FlashTriton(DenseBackend):
 
     def configs(self, case: Any) -> Iterable[Config]:
         """The forward's space, in a mode with a backward the backward's, for an H100 or H200."""
-        from attnbench.kernels.flash_backward_configs import backward_space
-        from attnbench.kernels.flash_space import space
+        from attnbench.kernels.flash.config.backward import backward_space
+        from attnbench.kernels.flash.config.space import space
 
         if not case.has_backward:
             return [Config(config.short, config.values) for config in space(_shape(case, HOPPER))]
@@ -83,8 +83,8 @@ class FlashTriton(DenseBackend):
         return self._read(short, case, HOPPER)
 
     def _read(self, short: str, case: Any, capability: tuple[int, int]) -> Config:
-        from attnbench.kernels.flash_configs import parse
-        from attnbench.kernels.flash_space import fault, nearest
+        from attnbench.kernels.flash.config.forward import parse
+        from attnbench.kernels.flash.config.space import fault, nearest
 
         values: dict[str, Any] = {}
         forward, backward = split(short)
@@ -106,7 +106,7 @@ class FlashTriton(DenseBackend):
         return Config(short, values)
 
     def _read_backward(self, short: str, case: Any, capability: tuple[int, int]) -> dict[str, Any]:
-        from attnbench.kernels.flash_backward_configs import nearest_backward, parse_backward, why_not
+        from attnbench.kernels.flash.config.backward import nearest_backward, parse_backward, why_not
 
         shape = (capability, _item_bytes(case), case.headdim, case.headdim_v)
         if not case.has_backward:
@@ -144,7 +144,7 @@ def _item_bytes(case: Any) -> int:
 
 
 def _shape(case: Any, capability: tuple[int, int]) -> Shape:
-    from attnbench.kernels.flash_space import Shape
+    from attnbench.kernels.flash.config.space import Shape
 
     return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=_item_bytes(case), seqlen_q=case.seqlen,
                  seqlen_k=case.seqlen_k, packed=case.packed, capability=capability)
@@ -156,9 +156,9 @@ class _Session(Buffers):
     def __init__(self, case: Any, inputs: Any, short: str) -> None:
         import torch
 
-        from attnbench.kernels import flash as kernels
-        from attnbench.kernels.flash_backward_configs import parse_backward
-        from attnbench.kernels.flash_configs import parse
+        from attnbench.kernels.flash import api as kernels
+        from attnbench.kernels.flash.config.backward import parse_backward
+        from attnbench.kernels.flash.config.forward import parse
 
         super().__init__(inputs)
         self.case = case
@@ -186,13 +186,13 @@ class _Session(Buffers):
                       reload=self.load, notes=tuple(notes[self.case.mode == "bwd":]))
 
     def run_forward(self) -> None:
-        from attnbench.kernels.flash_forward import launch_forward
+        from attnbench.kernels.flash.forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.lse, self.problem, self.config)
 
     def run_backward(self) -> None:
-        from attnbench.kernels.flash_backward import launch_backward
+        from attnbench.kernels.flash.backward import launch_backward
 
         own, (dq, dk, dv) = self.own, self.grads.values()
         launch_backward(own["q"], own["k"], own["v"], self.out, own["dout"], self.lse, dq, dk, dv, self.problem,

@@ -14,7 +14,7 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.kernels.hstu_bsa_plan import BsaConfig
+    from attnbench.kernels.hstu.bsa.plan import BsaConfig
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
@@ -106,7 +106,7 @@ class _Session(Buffers):
     def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
         import torch
 
-        from attnbench.kernels import hstu_bsa as kernels
+        from attnbench.kernels.hstu.bsa import api as kernels
 
         super().__init__(inputs)
         self.case = case
@@ -145,12 +145,12 @@ class _Session(Buffers):
                       notes=(_said(self.call.config), "deterministic"))
 
     def run_forward(self) -> None:
-        from attnbench.kernels.hstu_bsa_forward import forward
+        from attnbench.kernels.hstu.bsa.forward import forward
 
         forward(self.call)
 
     def run_backward(self) -> None:
-        from attnbench.kernels.hstu_bsa_backward import backward
+        from attnbench.kernels.hstu.bsa.backward import backward
 
         assert self.call_back is not None  # only a case with a backward has the call
         backward(self.call_back)
@@ -159,7 +159,7 @@ class _Session(Buffers):
         """Parts of the forward, on what its last call left; `attend` adds to the output once more."""
         from functools import partial
 
-        from attnbench.kernels import hstu_bsa_forward as parts
+        from attnbench.kernels.hstu.bsa import forward as parts
 
         return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
 

@@ -44,7 +44,7 @@ class HstuTriton(OurTriton):
         self._check_config(case, machine)
 
     def _check_config(self, case: Any, machine: Machine) -> None:
-        from attnbench.kernels.hstu_dense_configs import (
+        from attnbench.kernels.hstu.dense.configs import (
             ColumnConfig,
             ForwardConfig,
             hopper_columns_fault,
@@ -173,7 +173,7 @@ class _Session(Buffers):
     def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
         import torch
 
-        from attnbench.kernels import hstu_dense as kernels
+        from attnbench.kernels.hstu.dense import api as kernels
 
         super().__init__(inputs)
         self.case = case
@@ -217,13 +217,13 @@ class _Session(Buffers):
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 
     def run_forward(self) -> None:
-        from attnbench.kernels.hstu_dense_forward import launch_forward
+        from attnbench.kernels.hstu.dense.forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.problem, self.forward_config)
 
     def run_backward(self) -> None:
-        from attnbench.kernels.hstu_dense_backward import launch_backward
+        from attnbench.kernels.hstu.dense.backward import launch_backward
 
         own = self.own
         dq, dk, dv = self.grads.values()

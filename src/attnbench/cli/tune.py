@@ -289,13 +289,15 @@ class _Request:
         import inspect
 
         from attnbench.backends.describe import Described
-        from attnbench.tune.key import key, source_hash
+        from attnbench.tune.key import key
+        from attnbench.worker.source import hash_of
 
         # A stranger's backend is described here, not imported: its file is one of those given.
         own = [Path(file) for file in self.files] if isinstance(self.backend, Described) else [
             Path(inspect.getfile(type(self.backend)))]
+        source = " ".join(str(hash_of(file)) for file in own)
         return key(backend=self.backend.name, bucket=stands_for, environment=environment, settings=self.settings,
-                   source=" ".join(map(source_hash, own)), configs=self.spaces[case_id], rules=self.rules())
+                   source=source, configs=self.spaces[case_id], rules=self.rules())
 
     # ── telling ────────────────────────────────────────────────────────────────────────────────────
 

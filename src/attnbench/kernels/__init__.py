@@ -1,1 +1,27 @@
-"""Our own kernels; each file can be lifted out, so nothing of ours is imported here."""
+"""Our own kernels, usable without the bench: `flash_attention`, `hstu_attention`, `hstu_bsa_attention`.
+
+A family (`flash/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in `api`, its checks in
+`problem`, its launch configurations beside their tuned defaults, and its device code in `portable/` (Triton, sm_80
+and later) and `hopper/` (Gluon, sm_90).  It imports nothing else of attnbench: the package can be copied as a whole.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.kernels.flash.api import flash_attention
+    from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
+    from attnbench.kernels.hstu.dense.api import hstu_attention
+
+__all__ = ["flash_attention", "hstu_attention", "hstu_bsa_attention"]
+
+_HOME = {"flash_attention": "flash.api", "hstu_attention": "hstu.dense.api", "hstu_bsa_attention": "hstu.bsa.api"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public function when it is first asked for: configurations are read without torch and Triton."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

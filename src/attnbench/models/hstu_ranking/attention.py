@@ -124,7 +124,7 @@ class Gathered(Reference):
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
-        from attnbench.kernels.hstu_dense import hstu_attention
+        from attnbench.kernels.hstu.dense.api import hstu_attention
 
         given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
         keys, values = k, v

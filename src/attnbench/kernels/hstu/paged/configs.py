@@ -1,6 +1,6 @@
 """How the paged HSTU kernel is cut: tiles, warps, stages, code paths, and the defaults.
 
-The defaults are data, in ``paged.toml`` beside this file: the first row that fits is taken.
+The defaults are data, in ``configs.toml`` beside this file: the first row that fits is taken.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_TABLE = Path(__file__).with_name("paged.toml")
+_TABLE = Path(__file__).with_name("configs.toml")
 _WORDS = {"order": ("plain", "ahead"), "loads": ("pointer", "tma"), "silu": ("tanh", "exp"),
           "precision": ("ieee", "tf32x3", "tf32")}
 
@@ -80,7 +80,7 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
         if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
                 and dim <= row["dim"] and page_size >= row.get("page_size", 0)):
             return config_of(row)
-    raise AssertionError(f"paged.toml has no row for {capability}, {item_bytes}, {dim}, {page_size}")
+    raise AssertionError(f"configs.toml has no row for {capability}, {item_bytes}, {dim}, {page_size}")
 
 
 @cache

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu_dense_problem import block_of, capability_of, descriptor, processors
-from attnbench.kernels.hstu_dense_tiles import sees, silu
-from attnbench.kernels.rows import load_rows, store_rows
+from attnbench.kernels.hstu.dense.problem import descriptor
+from attnbench.kernels.hstu.tiles import sees, silu
+from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.rows import load_rows, store_rows
+from attnbench.kernels.shared.tiling import block_of
 
 if TYPE_CHECKING:
     from torch import Tensor

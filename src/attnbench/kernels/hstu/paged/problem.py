@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attnbench.kernels.hstu_dense_problem import extent_fault
+from attnbench.kernels.shared.limits import extent_fault
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256

@@ -1,0 +1,184 @@
+"""Softmax attention, forward and backward, for autograd and for callers with own buffers.
+
+    S = c Q Kᵀ        P = softmax(S, hidden keys at -∞)        O = P V
+    dV = Pᵀ dO        dS = c P ∘ (dO Vᵀ - rowsum(dO ∘ O))       dQ = dS K        dK = dSᵀ Q
+
+(Dao 2023, arXiv:2307.08691.)  `flash.problem` says what is masked.  The truth these kernels are held against is
+`attnbench.workloads.attention.oracle`.  The forward keeps lse, the logarithm of each row's sum, for the backward.
+
+Letters: B sequences, H query heads, G KV heads, Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq and Tk rows
+of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any strides but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.flash.backward import launch_backward, workspace_of
+from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, parse_backward
+from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
+from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault
+from attnbench.kernels.flash.forward import launch_forward
+from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
+from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.tiling import block_of
+
+__all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
+           "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",
+           "workspace_of"]
+
+WHO = "flash_attention"
+_Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
+
+
+def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    # Its products are of 32 columns at least, and keys' and values' as wide.
+    blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
+    return forward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]), problem.max_seqlen_k,
+                          right=problem.right is not None,
+                          hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v))
+
+
+def default_backward(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
+) -> BackwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    return backward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]),
+                           deterministic=deterministic, packed=problem.packed, hopper=_hopper_takes(q, k, v))
+
+
+def _hopper_takes(*tensors: Tensor) -> bool:
+    """Whether tensor maps can describe these, and what is allocated like them, for the kernels of sm_90."""
+    if _capability(tensors[0]) != (9, 0):
+        return False
+    from attnbench.kernels.shared.hopper import is_rows
+
+    return all(is_rows(x) and x.shape[-1] % 8 == 0 for x in tensors)
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    return capability_of(x) or (0, 0)
+
+
+def _forward_of(
+    given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem
+) -> ForwardConfig:
+    config = _read("forward", parse, given) or default_forward(q, k, v, problem)
+    wrong = ahead_fault(config, capability_of(q))
+    if config.order in HOPPER:
+        wrong = hopper_fault(config, Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(),
+                                           capability=capability_of(q) or (9, 0)))
+    if wrong:
+        raise ValueError(f"{WHO}: forward={config.short} {wrong}")
+    return config
+
+
+def _backward_of(
+    given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
+) -> BackwardConfig:
+    config = _read("backward", parse_backward, given) or default_backward(q, k, v, problem, deterministic=deterministic)
+    if deterministic and not config.deterministic:
+        raise ValueError(f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+                         "a cut with r…, or None")
+    return config
+
+
+def _read(name: str, reader: Callable[[str], _Config], given: _Config | str | None) -> _Config | None:
+    if not isinstance(given, str):
+        return given
+    try:
+        return reader(given)
+    except ValueError as why:
+        raise ValueError(f"{WHO}: {name}={given} {'is not known; ' * (name == 'backward')}{why}") from None
+
+
+def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
+    """The output's gradient as the kernels take it: autograd lays it out as it likes, so it is copied where need be."""
+    if config.order == "ws":
+        from attnbench.kernels.shared.hopper import is_rows
+
+        return grad if is_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
+    return grad if lies_in_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
+                backward: BackwardConfig) -> tuple[Tensor, Tensor]:
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+        lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            launch_forward(q, k, v, out, lse, problem, forward)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.problem, ctx.config = problem, backward
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = _rows_of_grad(grads[0], ctx.config)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        with torch.cuda.device_of(q):
+            workspace = workspace_of(q, ctx.problem, ctx.config)
+            launch_backward(q, k, v, out, dout, lse, dq, dk, dv, ctx.problem, ctx.config, workspace)
+        return dq, dk, dv, None, None, None
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
+    scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, deterministic: bool = False,
+    forward: ForwardConfig | str | None = None, backward: BackwardConfig | str | None = None, validate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attend, differentiably; see the letters above.
+
+    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+
+    Args:
+        q: [B, Sq, H, D], or packed [Tq, H, D].
+        k: [B, Sk, G, D], or packed [Tk, G, D].
+        v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
+        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
+        window: keys to the left and right of that position, -1 unbounded; any number past the sequence is as good.
+        scale: of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1].
+        cu_seqlens_k: the same of the keys; None: those of the queries.
+        max_seqlen_q: at least the most queries of a sequence, needed where packed.
+        max_seqlen_k: the same of the keys; None: max_seqlen_q.
+        deterministic: of the backward: the same bits each time; the forward always is.
+        forward: cut of the kernel, or its word as on the command line (`flash.config.forward`), such as
+            "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.
+        backward: cut of the kernels, or its word (`flash.config.backward`), such as "b64x128w8s2-atomic-tma-ws" of
+            the Hopper path; None: the tuned default.
+        validate: look into the offsets too, and wait for the device.
+
+    Returns:
+        out, shaped as q with Dv columns, contiguous; and lse, fp32 [B, H, Sq] or packed [1, H, Tq], -∞ for a query
+        that sees no key, whose out is 0.  Gradients go through out alone.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut of the
+            Hopper path is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot
+            describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
+            `ahead` is refused on sm_90, where it is wrong.
+    """
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale, cu_seqlens_q=cu_seqlens_q,
+                         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    if validate:
+        check_values(problem, q, k)
+    cuts = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
+    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+    out, lse = _FlashAttention.apply(q, k, v, problem, *cuts)
+    return out, lse

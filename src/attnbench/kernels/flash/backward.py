@@ -1,0 +1,199 @@
+"""Flash attention backward: probabilities are worked out again from the logarithms of their sums.
+
+    delta = rowsum(dO ∘ O)        P = exp(c Q Kᵀ - lse)        dV = Pᵀ dO        dS = P ∘ (dO Vᵀ - delta)
+    dQ = c dS K                   dK = c dSᵀ Q                 (dK and dV summed over the query heads of a KV head)
+
+(Dao 2023, arXiv:2307.08691, algorithm 2.)  Three launches.  First -lse / c and -delta of every row.  Then the columns:
+a program takes a tile of keys through the rows that see them, dK and dV in registers.  DQ either is added up there in
+fp32 by atomics (five products a tile; its sums have another order each time) and then rounded, or comes from a kernel
+of its own that takes a tile of rows through its keys (seven products, the same bits each time).
+
+Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256 or 512).  Rows are those of
+the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
+(packed).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from attnbench.kernels.flash.config.backward import why_not
+from attnbench.kernels.flash.portable.backward_columns import flash_backward_columns
+from attnbench.kernels.flash.portable.backward_rows import (
+    flash_backward_prepare,
+    flash_backward_round,
+    flash_backward_rows,
+)
+from attnbench.kernels.flash.problem import blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.tiling import block_of, group_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash.config.backward import BackwardConfig, Cut
+    from attnbench.kernels.flash.problem import Problem
+
+__all__ = ["Workspace", "launch_backward", "workspace_bytes", "workspace_of"]
+
+ROUND_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a backward needs beside its results; its values before a call do not matter."""
+
+    stats: Tensor
+    "fp32 [2, H, rows]: -lse / scale and -delta"
+    sums: Tensor | None
+    "fp32 [H, rows, D]: where atomics add up dQ; the order `ws` has tiles, `backward_rows.place_in_part` says where"
+
+
+def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
+    """Rows of the workspace: those of the queries, and what rounds each sequence up to whole tiles."""
+    pad = config.pad
+    if problem.packed:
+        return (q.shape[0] // pad + problem.batch) * pad
+    return problem.batch * (-(-problem.max_seqlen_q // pad)) * pad
+
+
+def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
+    """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
+    each = 8 if config.deterministic else 8 + 4 * _columns_of_sums(q, config)
+    return workspace_rows(q, problem, config) * q.shape[-2] * each
+
+
+def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
+    # A step of the order `ws` is 8192 numbers of dQ.
+    return 8192 // config.columns.block_m if config.order == "ws" else q.shape[-1]
+
+
+def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
+    """Allocate the workspace, once for any number of calls with these shapes."""
+    heads, rows = q.shape[-2], workspace_rows(q, problem, config)
+    stats = torch.empty(2, heads, rows, dtype=torch.float32, device=q.device)
+    shape = heads, rows, _columns_of_sums(q, config)
+    return Workspace(stats, None if config.deterministic else torch.empty(shape, dtype=torch.float32, device=q.device))
+
+
+def launch_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    problem: Problem, config: BackwardConfig, workspace: Workspace,
+) -> None:
+    """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
+
+    Args:
+        q: [B, Sq, H, D] or packed [Tq, H, D], last dim contiguous, as all of them.
+        k: [B, Sk, G, D] or packed [Tk, G, D].
+        v: like k with Dv dims.
+        out: like q with Dv dims, of the forward.
+        dout: like out.
+        lse: fp32 [B, H, Sq] or packed [1, H, Tq], contiguous in the last dim; -inf where a row sees no key.
+        dq: like q; every row is written, as in dk and dv.
+        dk: like k.
+        dv: like v.
+        problem: sequences, mask and scale; checked before.
+        config: tiles, code path, and whether dQ comes by atomics.
+        workspace: of `workspace_of` for this configuration.
+
+    Raises:
+        ValueError: the order `ws` was asked for and is not for this card, precision or dims, or cannot describe a
+            tensor; the one line says which.
+    """
+    if config.order == "ws":
+        fault = why_not(config, capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1])
+        if fault:
+            raise ValueError(f"flash_attention: backward={config.short} is not valid, {fault}")
+    _prepare(out, dout, lse, q, problem, config, workspace)
+    _columns(q, k, v, dout, dk, dv, problem, config, workspace)
+    if config.rows is not None:
+        _rows(q, k, v, dout, dq, problem, config, config.rows, workspace)
+    else:
+        _round(dq, problem, config, workspace)
+
+
+def _prepare(out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig,
+             workspace: Workspace) -> None:
+    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, _columns_of_sums(q, config)
+    tiles = -(-problem.max_seqlen_q // pad)
+    programs = tiles * problem.batch * heads
+    if not programs:
+        return
+    flash_backward_prepare[(programs,)](
+        out, dout, lse, workspace.stats, workspace.sums, problem.cu_seqlens_q, problem.max_seqlen_q,
+        *strides_of(out), *strides_of(dout), *lse.stride()[:2], problem.scale, workspace.stats.shape[2], heads, tiles,
+        **blocks_of(columns, dim_v), BLOCK_M=pad, PAD=pad, PACKED=problem.packed, ATOMIC=not config.deterministic,
+        num_warps=8 if pad * block_of(dim_v) > 4096 else 4)
+
+
+def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+             config: BackwardConfig, workspace: Workspace) -> None:
+    cut, (heads, dim), (heads_kv, dim_v) = config.columns, q.shape[-2:], v.shape[-2:]
+    tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // max(1, heads_kv)
+    if not tiles * pairs:
+        return
+    sums = workspace.sums
+    if config.order == "ws":
+        from attnbench.kernels.flash.hopper.backward import launch_hopper_columns
+
+        assert sums is not None
+        launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
+        return
+    tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
+    # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.
+    tma_add = (tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)
+               and math.prod(sums.shape[:2]) < 2**31)
+    reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
+    strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
+    flash_backward_columns[(tiles * pairs,)](
+        q, k, v, dout, dk, dv, sums, workspace.stats, descriptor(q, cut.block_m, block_of(dim)) if tma else None,
+        descriptor(dout, cut.block_m, block_of(dim_v)) if tma else None,
+        _sums_descriptor(sums, cut, block_of(dim)) if tma_add else None, *problem.lengths(), *strides,
+        problem.scale, problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], members, heads_kv,
+        pairs, tiles, group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad,
+        **problem.flags(), GROUPED=members > 1, ATOMIC=sums is not None, TMA=tma, TMA_ADD=tma_add, ORDER=config.order,
+        FUSED=config.mask == "fused" and tma and not problem.packed,
+        BESIDE=config.add == "beside", STAGES=cut.stages,
+        **config.flags(cut), **config.options(cut))
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: BackwardConfig,
+          cut: Cut, workspace: Workspace) -> None:
+    (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
+    tiles, pairs = -(-problem.max_seqlen_q // cut.block_m), problem.batch * heads
+    if not tiles * pairs:
+        return
+    tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
+    described = [descriptor(x, cut.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
+    reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
+    strides = [stride for x in (q, k, v, dout, dq) for stride in strides_of(x)]
+    flash_backward_rows[(tiles * pairs,)](
+        q, k, v, dout, dq, workspace.stats, *described, *problem.lengths(), *strides, problem.scale,
+        problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], heads // heads_kv, heads, pairs, tiles,
+        group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(),
+        TMA=tma, **config.flags(cut), **config.options(cut))
+
+
+def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace) -> None:
+    heads, dim = dq.shape[-2:]
+    tiles = -(-problem.max_seqlen_q // ROUND_ROWS)
+    programs = tiles * problem.batch * heads
+    if not programs:
+        return
+    assert workspace.sums is not None
+    flash_backward_round[(programs,)](
+        workspace.sums, dq, problem.cu_seqlens_q, problem.max_seqlen_q, *strides_of(dq), problem.scale,
+        workspace.stats.shape[2], heads, tiles, DIM=dim, BLOCK_D=block_of(dim), BLOCK_M=ROUND_ROWS, PAD=config.pad,
+        PACKED=problem.packed, COLUMNS=_columns_of_sums(dq, config), PARTS=config.order == "ws", num_warps=4)
+
+
+def _sums_descriptor(sums: Tensor, cut: Cut, columns: int) -> object:
+    """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1],
+                            [cut.block_m, columns])

@@ -1,0 +1,293 @@
+"""Which cuts of the flash forward a shape has: what they take, the rules that leave some out, and all that are left.
+
+Of what `candidates` enumerates the `RULES` leave out what cannot run, is wrong or cannot be fast, each with its reason.
+Imports without torch and Triton.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a case and its card the rules ask for."""
+
+    dim: int
+    dim_v: int
+    item_bytes: int = 2
+    seqlen_q: int = 1 << 20
+    seqlen_k: int = 1 << 20
+    packed: bool = False
+    capability: tuple[int, int] = (9, 0)
+
+    def block(self, dim: int) -> int:
+        """Columns of a tile: a power of two, at least the 16 of a tensor core."""
+        return max(16, 1 << (dim - 1).bit_length())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory a program may have (CUDA programming guide, compute capabilities)."""
+        kib = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.capability, 99)
+        return kib * 1024
+
+
+def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
+    """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked one.
+
+    Barriers and row sums are less than 2 KiB beside them.  Below sm_90 queries go through on their way to registers.
+    """
+    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    rows = config.stages * config.block_n * (block_d + block_v)
+    if config.order in HOPPER:
+        apart = config.queries == "shared" and out_columns(config, shape) < block_v
+        return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
+    if shape.capability < (9, 0):
+        return max(rows, config.block_m * block_d) * shape.item_bytes
+    rows += config.block_m * block_d
+    if config.mask == "apart" and config.order == "ahead":
+        rows += config.block_n * block_v
+    return rows * shape.item_bytes
+
+
+def query_columns(config: ForwardConfig, shape: Shape) -> int:
+    """Columns of a tile of queries of the Hopper path: half where the other half is another tile's, for registers."""
+    return shape.block(shape.dim) // (2 if config.queries == "split" else 1)
+
+
+def key_stages(config: ForwardConfig) -> int:
+    """Tiles of keys in flight of the Hopper path."""
+    return config.stages + (config.rings == "deep")
+
+
+def query_tiles(config: ForwardConfig, shape: Shape) -> int:
+    """How many tiles of queries a program of the Hopper path has room for: of several the next too, if that fits."""
+    return 1 + (config.grid != "tiles" and _keys_and_queries(config, shape, 2) + 2048 <= shape.shared_bytes)
+
+
+def out_columns(config: ForwardConfig, shape: Shape) -> int:
+    """Columns of the tile that an output of the Hopper path leaves by: half where its place is half the queries'.
+
+    Or where it has one beside theirs: where a program of several jobs has no room for the next queries, but for half an
+    output.
+    """
+    block_v = shape.block(shape.dim_v)
+    alone = config.grid != "tiles" and query_tiles(config, shape) == 1
+    fits = _keys_and_queries(config, shape, 1) + _half_output(config, shape) + 2048 <= shape.shared_bytes
+    return block_v // 2 if config.queries == "split" or (alone and fits) else block_v
+
+
+def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
+    """Bytes of the rings of the Hopper path, with so many tiles of queries; of what registers hold there is one."""
+    columns = query_columns(config, shape)
+    held = config.block_m * (shape.block(shape.dim) - columns)
+    keys = key_stages(config) * config.block_n * shape.block(shape.dim)
+    keys += config.stages * config.block_n * shape.block(shape.dim_v)
+    return (keys + tiles * config.block_m * columns + held) * shape.item_bytes
+
+
+def _half_output(config: ForwardConfig, shape: Shape) -> int:
+    return config.block_m * shape.block(shape.dim_v) // 2 * shape.item_bytes
+
+
+def registers(config: ForwardConfig, shape: Shape) -> int:
+    """Registers of a thread: output, scores and weights of a tile, and some thirty for rows and sizes.
+
+    With the scores ahead the last tile's weights are still read while the next come about.  Pointers are two a 16-byte
+    piece.  Below sm_90 products take the queries, and pieces of keys and values, out of registers too.
+    """
+    block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    words = shape.item_bytes / 4
+    scores = 1 + words * (2 if config.order == "ahead" else 1)
+    held = config.block_m * block_v + config.block_m * config.block_n * scores
+    if config.queries == "split":
+        held += config.block_m * block_d // 2 * words
+    if shape.capability < (9, 0):
+        held += config.block_m * block_d * words + 48 * config.threads
+    if config.loads == "pointer":
+        held += 2 * config.block_n * (block_d + block_v) * shape.item_bytes / 16
+    more = 32 + 32 * (config.order not in HOPPER and config.grid == "persistent")
+    return round(held / config.threads) + more
+
+
+def _limit(config: ForwardConfig) -> int:
+    if config.order in HOPPER:
+        return WARPGROUPS[config.warps]
+    return min(config.registers or 255, 255, 65536 // config.threads)
+
+
+def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
+    """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
+    if config.order not in HOPPER:
+        if {"split", "deep", "lazy"} & {config.queries, config.rings, config.rescale}:
+            return "has split, deep or lazy, which only the orders ws and pp have; without"
+        many = config.block_m == 192 or config.warps == 12
+        return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
+    whys = (
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
+        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
+        (shape.block(shape.dim) != shape.block(shape.dim_v),
+         f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain"),
+        (config.loads != "tma", "loads by tensor maps alone; tma"),
+        ((config.mask, config.registers) != ("apart", None), "has no fused or r…; without"),
+        (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
+         "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
+        (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
+        (config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
+         "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split"),
+        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+    )
+    return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
+
+
+def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> str | None:
+    """What keeps the order `ahead` from a card; None where nothing does, and of any other order.
+
+    The loop carries the weights as bits, so the compiler does not see that the product in flight reads them, and gives
+    their registers to the next tile's: on an H200 with Triton 3.6 the output was wrong or NaN.
+    """
+    if config.order != "ahead" or capability != (9, 0):
+        return None
+    return ("has the order ahead, which on sm_90 is wrong: "
+            "the product still reads the weights' registers; plain, ws or pp")
+
+
+def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
+    have, limit = registers(config, shape), _limit(config)
+    return f"takes about {have} registers a thread, and has {limit}" if have > limit else None
+
+
+def _too_much_shared_memory(config: ForwardConfig, shape: Shape) -> str | None:
+    have, room = shared_bytes(config, shape), shape.shared_bytes
+    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}" if have > room else None
+
+
+def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
+    if shape.item_bytes > 2:
+        return None
+    least = (16 if shape.capability >= (9, 0) else 8) * config.warps
+    return None if config.block_m >= least else f"has too few rows for {config.warps} warps; at least m{least}"
+
+
+def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
+    narrow = config.block_n < 64 and config.block_n < shape.seqlen_k
+    if shape.item_bytes > 2 or not narrow or max(shape.dim, shape.dim_v) > 128:
+        return None
+    return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
+
+
+def _idle_polynomials(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.exp == "unit" or config.order not in HOPPER or max(shape.dim, shape.dim_v) <= 64:
+        return None
+    return "relieves the unit for exponentials, which over 64 dims has half the products' work; without mix"
+
+
+def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.registers is None:
+        return None
+    programs = 65536 // (config.registers * config.threads)
+    if programs <= 65536 // (256 * config.threads):
+        return f"caps at {config.registers} registers, which lets no more programs in; fewer, or none"
+    room = 233472 // max(1, shared_bytes(config, shape) + 1024) if shape.capability == (9, 0) else programs
+    return None if room >= programs else f"makes room for {programs} programs, whose shared memory lets in {room}"
+
+
+def _fused_without_an_end(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.mask == "fused" and config.loads == "tma" and shape.packed:
+        return "masks in the one loop packed tensors by TMA, which does not end where a sequence does; apart"
+    return None
+
+
+def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
+    if config.loads != "tma":
+        return None
+    if shape.capability < (9, 0):
+        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} has not; pointer loads"
+    odd = [dim for dim in (shape.dim, shape.dim_v) if dim * shape.item_bytes % 16]
+    return f"loads by TMA rows of {odd[0]} dims, no multiple of 16 bytes; pointer loads" if odd else None
+
+
+def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:
+    # The smallest tile of an order is right for any length, only wasteful.
+    smallest = 128 if config.order in HOPPER else 64
+    for name, block, length, least in (("m", config.block_m, shape.seqlen_q, smallest),
+                                       ("n", config.block_n, shape.seqlen_k, 32)):
+        most = max(least, shape.block(length))
+        if block > most:
+            return f"has tiles {name}{block} for {length} rows; at most {name}{most}"
+    return None
+
+
+RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
+    "warpgroups": hopper_fault, "ahead": lambda config, shape: ahead_fault(config, shape.capability),
+    "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
+    "warps": _warps_without_rows, "narrow": _narrow_tiles, "exponentials": _idle_polynomials,
+    "register-cap": _idle_registers,
+    "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
+}
+"Why a configuration is left out, by name: what it says is wrong with it, or None."
+
+
+def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
+    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
+
+
+def candidates() -> Iterator[ForwardConfig]:
+    """Everything the enumeration looks at, before the rules."""
+    tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
+    for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
+            tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]):
+        config = ForwardConfig(block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order,
+                               mask=mask, exp=exp)
+        yield config
+        # One at a time: what changes little, or only beside a few others.
+        yield replace(config, registers=128 if warps == 8 else 168)
+        if loads == "tma" and exp == "unit":
+            yield replace(config, grid="persistent")
+            yield from (replace(config, section_mib=mib) for mib in (8, 100))
+    for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
+        config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
+                               order=order, grid=grid)
+        yield config
+        if grid in ("tiles", "ticket"):
+            yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
+        if grid in ("ticket", "persistent"):
+            yield replace(config, exp="mix")
+        # Deep rings of more stages have no room where they would help.
+        if grid != "few" and stages == 2:
+            for queries, rings in product(WORDS["queries"], WORDS["rings"]):
+                lazy = replace(config, queries=queries, rings=rings, rescale="lazy")
+                yield lazy
+                yield replace(lazy, section_mib=16)
+            yield from (replace(config, queries="split", section_mib=mib) for mib in (config.section_mib, 16))
+            yield replace(config, rescale="lazy", exp="mix")
+
+
+def space(shape: Shape) -> list[ForwardConfig]:
+    """Every valid configuration of the enumeration for a shape, in one order."""
+    return [config for config in candidates() if fault(config, shape) is None]
+
+
+def nearest(text: str, shape: Shape) -> str:
+    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+    there = space(shape)
+    try:
+        wanted = parse(text, spelled=False)
+    except ValueError:
+        return next(iter(difflib.get_close_matches(text, [one.short for one in there], n=1, cutoff=0.0)), "")
+    near = min(there, key=lambda config: _distance(config, wanted)).short if there else ""
+    return near if fault(wanted, shape) else wanted.short
+
+
+def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
+    """Steps of a factor of two in the numbers, two for another word, three for another order: another kernel."""
+    numbers = sum(abs(math.log2(getattr(one, name) / getattr(other, name))) for name in ("block_m", "block_n", "warps"))
+    words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
+    return numbers + abs(one.stages - other.stages) / 2 + 2 * words + (one.order != other.order)

@@ -1,0 +1,55 @@
+"""Launch the flash forward that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
+from attnbench.kernels.flash.config.space import ahead_fault
+from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
+from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.tiling import group_of
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
+) -> None:
+    """Compute `out` and `lse`; nothing is allocated, nothing waits for the device.
+
+    Args:
+        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
+        k: [B, Sk, G, D] or packed.
+        v: [B, Sk, G, Dv] or packed.
+        out: [B, Sq, H, Dv] or packed; every row is written.
+        lse: fp32 `problem.lse_shape`; every row is written.
+        problem: sequences, mask and scale; checked before.
+        config: tiles and code path.
+
+    Raises:
+        ValueError: the Hopper path was asked for and cannot describe a tensor, or an order that is wrong on this card;
+            the one line says which.
+    """
+    if config.order == "ahead" and (wrong := ahead_fault(config, capability_of(q))):
+        raise ValueError(f"flash_attention: forward={config.short} {wrong}")
+    if config.order in HOPPER:
+        from attnbench.kernels.flash.hopper.forward import launch_hopper_forward
+
+        launch_hopper_forward(q, k, v, out, lse, problem, config)
+        return
+    (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0 or q.numel() == 0:
+        return
+    blocks = blocks_of(dim, dim_v)
+    tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
+    described = [descriptor(x, config.block_n, blocks[columns]) if tma else None
+                 for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))]
+    strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
+    section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
+                       problem.batch * heads_kv) * (heads // heads_kv)
+    programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
+    flash_forward[(programs,)](
+        q, k, v, out, lse, *described, *problem.lengths(), *strides, lse.stride(0), lse.stride(1),
+        problem.scale * LOG2_E, *problem.reach(), heads, heads // heads_kv, pairs, tiles, section,
+        **blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma), **config.options())

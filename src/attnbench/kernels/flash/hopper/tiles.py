@@ -1,0 +1,174 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the flash forward for Hopper is made of: which job is a program's next, the mask and the softmax of a tile."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.flash.tiles import keys_of_rows, sees, sequence, tiles_of
+from attnbench.kernels.shared.hopper import ROWS, number_of
+from attnbench.kernels.shared.rows import section_of
+
+NAN = gl.constexpr(tl.PropagateNan.ALL)
+C1, C2, C3 = (gl.constexpr(c) for c in (0.6932829022407532, 0.2422110140323639, 0.05500895157456398))
+"Of the polynomial that is 1 at 0 of least relative error, 1.01e-4, for powers of two from -1/2 to 1/2."
+
+
+@gluon.jit
+@no_type_check
+def job_at(turn, problem, step, GRID: gl.constexpr):
+    """Number of the job that is `turn`-th in a grid's order; `step` as of `hopper.jobs_of`.
+
+    From the last section to the first, so that a smaller one comes first and the grid ends with the short tiles of
+    many pairs.  Few jobs of a section go there and back: whoever took the longest takes the shortest next, and all
+    programs are as long.
+    """
+    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, _heads, pairs, tiles, _group, stretch, _sharers = problem
+    begin = 0
+    end = tiles * pairs
+    if GRID == "few":
+        begin = turn // stretch * stretch
+        end = gl.minimum(begin + stretch, end)
+        lap = (turn - begin) // step
+        start = begin + lap * step
+        turn = gl.where(lap % 2 == 1, start + gl.minimum(start + step, end) - 1 - turn, turn)
+    return begin + end - 1 - turn
+
+
+@gluon.jit
+@no_type_check
+def whose(turn, problem, step, GRID: gl.constexpr):
+    """Tile, head and sequence of the job that is `turn`-th in a grid's order; past the last, of any."""
+    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, heads, pairs, tiles, group, _stretch, _sharers = problem
+    tile, pair = section_of(gl.maximum(job_at(turn, problem, step, GRID), 0), tiles, pairs, group)
+    number = pair // heads
+    return tile, pair - number * heads, number
+
+
+@gluon.jit
+@no_type_check
+def job_of(tile, head, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """A job as warpgroups are told it (see `told_job`), and where its keys begin."""
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, _heads, _pairs, _tiles, _group, _stretch, _sharers = problem
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    query_start = (query_start + batch * seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * seqlen_k).to(gl.int32)
+    first = tile * BLOCK_M
+    shift = keys - queries
+    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
+                                                right, HAS_LEFT, HAS_RIGHT)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    return (query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end), key_start
+
+
+@gluon.jit
+@no_type_check
+def told_job(tickets, turn):
+    """The turn-th job: its sequence's first query among all, or -1 if there is no further job; head; sequence; queries;
+    keys; its own first query; and tiles of keys: the first, the first that all rows see, and behind the last of each.
+
+    Read anew wherever it is needed: ten numbers are more than a thread has registers for.
+    """
+    return (number_of(tickets, turn, 0), number_of(tickets, turn, 1), number_of(tickets, turn, 2),
+            number_of(tickets, turn, 3), number_of(tickets, turn, 4), number_of(tickets, turn, 5),
+            number_of(tickets, turn, 6), number_of(tickets, turn, 7), number_of(tickets, turn, 8),
+            number_of(tickets, turn, 9))
+
+
+@gluon.jit
+@no_type_check
+def unseen_of(row, right, queries, keys, begin, end, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many of a job's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+    high = keys
+    if HAS_RIGHT:
+        last = gl.minimum(row + ROWS, queries) - 1
+        high = gl.minimum(gl.maximum(last + (keys - queries + right + 1), 0), keys)
+    seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, begin)
+    return gl.where(row < queries, end - gl.minimum(seen, end), end - begin)
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
+    rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+    # Places from the first of every eight keys a thread has two of: what is left of `columns` is then a constant of the
+    # code, where it were a register a column that the compiler keeps through the loop.
+    own = columns & 7
+    place = row + shift - at - own
+    end = keys - at - own
+    if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
+        end = gl.minimum(end, rows + (place + right + 1))
+    see = sees(rows, columns - own, end, place, left, right, HAS_LEFT, False)
+    return gl.where(see, scores, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def not_sooner(x):
+    """fp32 x, which no code before this place has: each thread asks itself for it.
+
+    Compilers move what is worked out of x up to where x is known, past the products that it was to run beside.
+    """
+    return gl.inline_asm_elementwise("shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32,
+                                     is_pure=False, pack=1)
+
+
+@gluon.jit
+@no_type_check
+def exp2(x, MIX: gl.constexpr):
+    """2ˣ of x <= 0, by the card's unit alone, or of one in eight that a thread holds by a polynomial, to relieve it."""
+    if MIX:
+        eighth = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :] // 8 % 8
+        return gl.where(eighth == 0, power(x), gl.exp2(x))
+    return gl.exp2(x)
+
+
+@gluon.jit
+@no_type_check
+def power(x):
+    """2ˣ of x <= 0 without the card's unit: up to -126.5 it is 0, and NaN stays NaN.
+
+    The nearest whole number, and 127, are the last bits of a sum with 1.5 · 2²³, and shifted they are the power of it.
+    That of the rest, from -1/2 to 1/2, is a polynomial of degree 3, off by a fifth of a step of fp16.
+    """
+    x = gl.maximum(x, -127.0, propagate_nan=NAN)
+    whole = x + 12583039.0
+    rest = x - (whole - 12583039.0)
+    value = ((C3 * rest + C2) * rest + C1) * rest + 1.0
+    return value * (whole.to(gl.int32, bitcast=True) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+@no_type_check
+def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
+    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
+    new_max = gl.maximum(row_max, gl.convert_layout(max_of(scores), row_max.type.layout))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
+    weights = exp2(scores * scale - pivot[:, None], MIX)
+    factor = gl.exp2(row_max * scale - pivot)
+    before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
+    return weights, factor, new_max, before + sums_of(weights)
+
+
+@gluon.jit
+@no_type_check
+def max_of(scores):
+    """Maximum of each row, of four elements a thread holds at a time: of all at once each would wait for the last."""
+    FOUR: gl.constexpr = 4 if scores.shape[1] >= 32 else scores.shape[1] // 8
+    fours = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // (8 * FOUR), FOUR, 8]), 2)
+    return gl.max(gl.max(fours, 1), 1)
+
+
+@gluon.jit
+@no_type_check
+def sums_of(weights):
+    """Sums of each row, [rows, 4]: of what each of a row's four threads holds, which they need not exchange."""
+    return gl.sum(gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2]), 3), 1)

@@ -1,0 +1,1 @@
+"""Kernels in Triton, sm_80 and later."""

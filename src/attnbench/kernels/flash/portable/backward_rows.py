@@ -1,0 +1,165 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""The kernels of the flash backward that go row by row: what is needed of each row first, dQ, and rounding its sums."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.flash.tiles import (
+    BACKWARD_COUNTS,
+    keys_of_rows,
+    load_tile,
+    masked_tile,
+    padded_start,
+    rows_from,
+    sees,
+    sequence,
+    tiles_of,
+)
+from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
+
+
+@triton.jit(do_not_specialize=BACKWARD_COUNTS)
+@no_type_check
+def flash_backward_prepare(
+    out_ptr, dout_ptr, lse_ptr, stats_ptr, sums_ptr, cu_q_ptr, seqlen_q, out_batch, out_row, out_head, dout_batch,
+    dout_row, dout_head, lse_batch, lse_head, scale, stats_rows, heads, tiles,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    PAD: tl.constexpr, PACKED: tl.constexpr, ATOMIC: tl.constexpr,
+):
+    """-lse / scale and -delta of a tile of rows, and with ATOMIC zeros where dQ is added up.
+
+    Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.
+    """
+    tile = tl.program_id(0) % tiles
+    pair = tl.program_id(0) // tiles
+    number = pair // heads
+    head = pair - number * heads
+    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    start = tile * BLOCK_M
+    if start >= queries:
+        return
+    out = load_rows(rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head), start, queries, out_row,
+                    DIM_V, BLOCK_M, BLOCK_V, False)
+    dout = load_rows(rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head), start, queries,
+                     dout_row, DIM_V, BLOCK_M, BLOCK_V, False)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    rows = start + tl.arange(0, BLOCK_M)
+    lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+    none = float("-inf")
+    lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
+    # A row without keys has the lse -inf, which negated would make its probabilities infinite.
+    least = tl.where(lse == none, none, -lse / scale)
+    row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
+    tl.store(stats_ptr + row + rows, least)
+    tl.store(stats_ptr + tl.cast(heads, tl.int64) * stats_rows + row + rows, -delta)
+    if ATOMIC:
+        store_rows(sums_ptr + row * DIM, start, start + BLOCK_M, DIM, tl.zeros([BLOCK_M, BLOCK_D], tl.float32), DIM,
+                   BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+@no_type_check
+def fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION: tl.constexpr, MASKED: tl.constexpr):
+    """One tile of keys into dQ of the tile of rows."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    weights = scores * scale_log2 + lse
+    if MASKED:
+        weights = tl.where(see, weights, float("-inf"))
+    down = tl.exp2(weights) * (above + delta)
+    return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=BACKWARD_COUNTS)
+@no_type_check
+def flash_backward_rows(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, stats_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, dout_batch, dout_row, dout_head,
+    dq_batch, dq_row, dq_head,
+    scale, scale_log2, left, right, stats_rows, members, heads, pairs, tiles, group,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAD: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, MASKED_STAGES: tl.constexpr,
+):
+    """DQ of a tile of rows."""
+    # Which tile of rows: the last see most keys.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    head_kv = head // members
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    start = (tiles - 1 - tile) * BLOCK_M
+    if start >= queries:
+        return
+    q = load_rows(rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head), start, queries, q_row, DIM,
+                  BLOCK_M, BLOCK_D, False)
+    dout = load_rows(rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head), start, queries,
+                     dout_row, DIM_V, BLOCK_M, BLOCK_V, False)
+    k_base = rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head)
+    v_base = rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head)
+    stats = (stats_ptr + tl.cast(head, tl.int64) * stats_rows
+             + padded_start(number, query_start, queries, PACKED, PAD) + start + tl.arange(0, BLOCK_M))
+    lse = (tl.load(stats) * scale_log2)[:, None]
+    delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
+    shift = keys - queries
+    low, all_low, all_high, high = keys_of_rows(start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left,
+                                                right, HAS_LEFT, HAS_RIGHT)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    rows = start + tl.arange(0, BLOCK_M)[:, None]
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
+        k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, True, TMA)
+        v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, True, TMA)
+        dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
+    for index in tl.range(0, whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split) * BLOCK_N
+        k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False,
+                      TMA and not PACKED)
+        v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False,
+                      TMA and not PACKED)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+        dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
+    store_rows(rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head), start, queries, dq_row,
+               dq * scale, DIM, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+@no_type_check
+def place_in_part(rows, columns):
+    """Where sums of dQ lie behind the first of 64 rows: 64 columns after 64 columns, as four warps hold a product.
+
+    Of 8 columns after 8, a warp has 16 rows, a thread two neighbours of one row and of the row 8 after it.
+    """
+    warp = rows // 16
+    thread = rows % 8 * 4 + columns % 8 // 2
+    return columns // 8 * 512 + warp * 128 + thread * 4 + rows % 16 // 8 * 2 + columns % 2
+
+
+@triton.jit(do_not_specialize=BACKWARD_COUNTS)
+@no_type_check
+def flash_backward_round(
+    sums_ptr, dq_ptr, cu_q_ptr, seqlen_q, dq_batch, dq_row, dq_head, scale, stats_rows, heads, tiles,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PAD: tl.constexpr, PACKED: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+):
+    """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
+    tile = tl.program_id(0) % tiles
+    pair = tl.program_id(0) // tiles
+    number = pair // heads
+    head = pair - number * heads
+    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    start = tile * BLOCK_M
+    if start >= queries:
+        return
+    row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
+    if PARTS:
+        base = sums_ptr + (row + start) * COLUMNS
+        total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
+    else:
+        total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
+    store_rows(rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head), start, queries, dq_row,
+               total * scale, DIM, BLOCK_M, BLOCK_D)

@@ -1,0 +1,231 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Softmax attention forward, tile by tile: a program takes a tile of queries through the keys they see.
+
+    for each tile of keys:  S = c Q Kᵀ,  m' = max(m, rowmax S),  P = exp(S - m'),  a = exp(m - m')
+                            l = a l + rowsum P,  O = a O + P V,  m = m'
+    O / l,  lse = m + ln l          (Dao 2023, arXiv:2307.08691, algorithm 1; exponentials in base 2, c folded in)
+
+A row that sees no key has O = 0 and lse = -∞.  `ahead` puts the scores of a tile before the product with the values
+of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
+sm_90 it is wrong (`flash.config.space.ahead_fault`).
+Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
+which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit
+the L2 together, and heads that share keys are neighbours.  No workspace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.flash.tiles import (
+    keys_of_rows,
+    load_tile,
+    masked_tile,
+    rows_from,
+    sees,
+    sequence,
+    tiles_of,
+)
+from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
+
+if TYPE_CHECKING:
+
+    pass
+
+LOG2_E = 1.4426950408889634
+LN_2 = tl.constexpr(0.6931471805599453)
+COUNTS = ("lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles", "group")
+"Numbers of a call that no code is compiled anew for; of lengths one asks only whether 16 divides them."
+
+
+@triton.jit
+@no_type_check
+def exp2(x, MIX: tl.constexpr):
+    """2ˣ of x <= 0: by the card's unit alone, or of every fourth element by a polynomial, where that unit is the limit.
+
+    The polynomial is of degree 3 on the fraction in [0, 1), off by 9e-5 at most, a fifth of a step of fp16.  The whole
+    part is added to the exponent of its bits; x up to -127 gives 0.
+    """
+    if MIX:
+        return tl.inline_asm_elementwise("""
+            {
+            .reg .b32 x, whole, part, y;
+            ex2.approx.ftz.f32 $0, $4;
+            ex2.approx.ftz.f32 $1, $5;
+            ex2.approx.ftz.f32 $2, $6;
+            max.NaN.ftz.f32 x, $7, 0fC2FE0000;
+            add.rm.ftz.f32 whole, x, 0f4B400000;
+            sub.rn.ftz.f32 part, whole, 0f4B400000;
+            sub.rn.ftz.f32 part, x, part;
+            fma.rn.ftz.f32 y, part, 0f3D9DD568, 0f3E691BB9;
+            fma.rn.ftz.f32 y, y, part, 0f3F31F32D;
+            fma.rn.ftz.f32 y, y, part, 0f3F800000;
+            shl.b32 whole, whole, 23;
+            add.s32 $3, whole, y;
+            }
+            """, "=r,=r,=r,=r,r,r,r,r", [x], dtype=tl.float32, is_pure=True, pack=4)
+    return tl.math.exp2(x)
+
+
+@triton.jit
+@no_type_check
+def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
+    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sum."""
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = tl.where(new_max == float("-inf"), 0.0, new_max * scale)
+    weights = exp2(scores * scale - pivot[:, None], MIX)
+    factor = tl.math.exp2(row_max * scale - pivot)
+    return weights, factor, new_max, row_sum * factor + tl.sum(weights, 1)
+
+
+@triton.jit
+@no_type_check
+def hide(scores, rows, at, tile, whole, split, keys, shift, left, right, HAS_LEFT: tl.constexpr,
+         HAS_RIGHT: tl.constexpr, FUSED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Scores of a tile with the hidden ones at -∞, where the tile is one that some row does not see whole."""
+    if FUSED:
+        cut = tile >= split
+        if HAS_LEFT:
+            cut |= tile < whole
+        if cut:
+            # Counted from the tile's first key: sums of its place and each column would fill registers.
+            see = sees(rows, tl.arange(0, BLOCK_N)[None, :], keys - at, shift - at, left, right, HAS_LEFT, HAS_RIGHT)
+            scores = tl.where(see, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+@no_type_check
+def attend_rows(
+    program, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head,
+    lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Output and lse of a tile of queries."""
+    # Only the descriptor of a dense tensor ends where the sequence does.
+    TMA_ENDS: tl.constexpr = TMA and not PACKED
+    BITS: tl.constexpr = tl.int16 if q_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
+    tile, pair = section_of(program, tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    head_kv = head // repeats
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    first = (tiles - 1 - tile) * BLOCK_M
+    if first < queries:
+        q_base = rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head)
+        k_base = rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head)
+        v_base = rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head)
+        # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
+        q = load_rows(q_base, first, queries, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+        rows = first + tl.arange(0, BLOCK_M)
+        shift = keys - queries
+        low, all_low, all_high, high = keys_of_rows(first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
+                                                    right, HAS_LEFT, HAS_RIGHT)
+        begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        start = whole
+        stop = split
+        if FUSED:
+            start = begin
+            stop = end
+        if AHEAD:
+            if start < stop:
+                k = load_tile(k_base, k_desc, batch, key_start, start * BLOCK_N, head_kv, keys, k_row, DIM, BLOCK_N,
+                              BLOCK_D, not FUSED, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                scores = hide(scores, rows[:, None], start * BLOCK_N, start, whole, split, keys, shift, left, right,
+                              HAS_LEFT, HAS_RIGHT, FUSED, BLOCK_N)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                # Carried as bits: Triton would bring carried numbers to the product through shared memory.
+                bits = weights.to(q.dtype).to(BITS, bitcast=True)
+                for index in tl.range(start + 1, stop, disable_licm=True):
+                    at = index * BLOCK_N
+                    k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
+                                  not FUSED, TMA)
+                    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+                    v = load_tile(v_base, v_desc, batch, key_start, at - BLOCK_N, head_kv, keys, v_row, DIM_V,
+                                  BLOCK_N, BLOCK_V, not FUSED, TMA)
+                    acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None],
+                                 input_precision=PRECISION)
+                    # Beside the product above, which nothing waits for until the next tile's scores are there.
+                    scores = hide(scores, rows[:, None], at, index, whole, split, keys, shift, left, right, HAS_LEFT,
+                                  HAS_RIGHT, FUSED, BLOCK_N)
+                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                    bits = weights.to(q.dtype).to(BITS, bitcast=True)
+                v = load_tile(v_base, v_desc, batch, key_start, (stop - 1) * BLOCK_N, head_kv, keys, v_row, DIM_V,
+                              BLOCK_N, BLOCK_V, not FUSED, TMA)
+                acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
+        else:
+            for index in tl.range(start, stop, disable_licm=True):
+                at = index * BLOCK_N
+                k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
+                              not FUSED, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                scores = hide(scores, rows[:, None], at, index, whole, split, keys, shift, left, right, HAS_LEFT,
+                              HAS_RIGHT, FUSED, BLOCK_N)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V,
+                              not FUSED, TMA)
+                acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+        if not FUSED:
+            # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
+            for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
+                at = masked_tile(index, begin, whole, split) * BLOCK_N
+                # Keys of the next sequence may come along: their scores are hidden, whatever they are.
+                k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
+                              False, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                scores = hide(scores, rows[:, None], at, 0, 0, 0, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True,
+                              BLOCK_N)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V,
+                              False, TMA_ENDS)
+                acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+
+        empty = row_sum == 0.0  # which NaN is not
+        total = tl.where(empty, 1.0, row_sum)
+        acc = acc * (1.0 / total)[:, None]
+        out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
+        store_rows(out_base, first, queries, out_row, acc, DIM_V, BLOCK_M, BLOCK_V)
+        lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
+        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+        tl.store(lse_base + rows, lse, mask=rows < queries)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_forward(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head,
+    lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
+    PRECISION: tl.constexpr, PERSISTENT: tl.constexpr,
+):
+    """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
+    if PERSISTENT:
+        for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
+            attend_rows(
+                program, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q,
+                seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row,
+                out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM, DIM_V,
+                BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
+                PRECISION)
+    else:
+        attend_rows(
+            tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr,
+            seqlen_q, seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch,
+            out_row, out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM,
+            DIM_V, BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
+            PRECISION)

@@ -1,0 +1,259 @@
+"""One softmax attention problem as the flash kernels take it, and the checks of what a caller gives.
+
+Shapes, dtypes and devices are checked on every call, on the host.  Values inside tensors cost a wait for the
+device and are looked at only where `check_values` is called.
+
+Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq
+and Tk rows of all sequences.  Tensors are dense, q [B, Sq, H, D], k [B, Sk, G, D], v [B, Sk, G, Dv],
+out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse is `lse_shape`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault
+from attnbench.kernels.shared.tiling import block_of
+
+WHO = "flash_attention"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_DIM = 256
+LEAST_SCALE = 1e-30
+"The backward divides by it, in fp32."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Sequences, mask and scale of one call.
+
+    Query i of a sequence stands at key i + Sk - Sq and sees the keys from `left` before to `right` after it.
+    """
+
+    batch: int
+    "number of sequences"
+    max_seqlen_q: int
+    "queries of a sequence where dense; packed, at least the most queries of one"
+    max_seqlen_k: int
+    scale: float
+    "of the scores, over 0"
+    left: int | None = None
+    "None: all keys before"
+    right: int | None = None
+    "None: all keys after; causal is 0"
+    cu_seqlens_q: Tensor | None = None
+    "int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1]; None where dense"
+    cu_seqlens_k: Tensor | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after another without padding."""
+        return self.cu_seqlens_q is not None
+
+    def flags(self) -> dict[str, bool]:
+        """What of the mask and the layout is compiled into a kernel."""
+        return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
+
+    def lengths(self) -> tuple[Tensor | None, Tensor | None, int, int]:
+        """Arguments of `flash.tiles.sequence`: both offsets, and the lengths where dense."""
+        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+
+    def reach(self) -> tuple[int, int]:
+        """Run-time bounds of the mask; 0 for one the flags leave out."""
+        return self.left or 0, self.right or 0
+
+
+def problem_of(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
+    scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+) -> Problem:
+    """The problem of these tensors, checked without looking into one.
+
+    Args:
+        q: [B, Sq, H, D], or packed [Tq, H, D].
+        k: [B, Sk, G, D], or packed [Tk, G, D].
+        v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
+        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
+        window: keys to the left and right of that position, -1 unbounded.
+        scale: of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] where packed.
+        cu_seqlens_k: the same of the keys; None: those of the queries.
+        max_seqlen_q: at least the most queries of a sequence, needed where packed.
+        max_seqlen_k: the same of the keys; None: max_seqlen_q.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    packed = cu_seqlens_q is not None
+    if packed:
+        cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
+    else:
+        for name, value in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q),
+                            ("max_seqlen_k", max_seqlen_k)):
+            if value is not None:
+                raise _wrong(name, "given", "has no cu_seqlens_q beside it", "none of them, or packed tensors with it")
+    _check_tensors(q, k, v, 3 if packed else 4)
+    _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
+    for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if packed and (type(value) is not int or value < 0):
+            raise _wrong(name, value, "cannot be used", "a whole number from 0")
+    scale = _scale(q, scale)
+    assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
+    # A sequence has no more rows than all of them, whatever the caller says is enough.
+    longest_q = q.shape[1] if max_seqlen_q is None else min(max_seqlen_q, q.shape[0])
+    longest_k = k.shape[1] if max_seqlen_k is None else min(max_seqlen_k, k.shape[0])
+    left, right = _reach(causal, window, longest_q, longest_k)
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    fault = extent_fault({"q": q, "k": k, "v": v}, batch, max(longest_q, longest_k))
+    if fault:
+        raise _wrong(*fault)
+    return Problem(batch=batch, max_seqlen_q=longest_q, max_seqlen_k=longest_k, scale=scale, left=left, right=right,
+                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
+    """[B, H, Sq] of the logarithms of the sums, fp32 and contiguous; packed [1, H, Tq]."""
+    if problem.packed:
+        return 1, q.shape[1], q.shape[0]
+    return q.shape[0], q.shape[2], q.shape[1]
+
+
+def strides_of(x: Tensor) -> tuple[int, int, int]:
+    """Elements from one sequence, row and head to the next; packed sequences are 0 apart, `sequence` says where."""
+    return (0, *x.stride()[:2]) if x.dim() == 3 else x.stride()[:3]
+
+
+def blocks_of(dim: int, dim_v: int) -> dict[str, int]:
+    """Dims and columns of tiles as the kernels are compiled for them."""
+    return {"DIM": dim, "DIM_V": dim_v, "BLOCK_D": block_of(dim), "BLOCK_V": block_of(dim_v)}
+
+
+def takes_tma(x: Tensor) -> bool:
+    """Whether the tensor memory accelerator of sm_90 and later can read these rows as they lie."""
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return False
+    item = x.element_size()
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(
+        stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
+
+
+def descriptor(x: Tensor, rows: int, columns: int) -> Any:
+    """Describe [sequences, rows, heads, dims] to the tensor memory accelerator, packed as one sequence.
+
+    A tile is [1, rows, 1, columns]; outside the tensor it is 0, which ends a dense sequence but not a packed one.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    whole = x[None] if x.dim() == 3 else x
+    return TensorDescriptor(whole, list(whole.shape), list(whole.stride()), [1, rows, 1, columns])
+
+
+def check_device(q: Tensor, *, compiled: bool) -> None:
+    """Refuse CPU tensors where the kernels are compiled and not interpreted.
+
+    Raises:
+        ValueError: naming the device and what is accepted.
+    """
+    if compiled and q.device.type != "cuda":
+        raise _wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
+
+
+def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
+    """Refuse offsets that would read or write outside of the tensors; waits for the device.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    for name, offsets, rows, most in (("q", problem.cu_seqlens_q, q.shape[0], problem.max_seqlen_q),
+                                      ("k", problem.cu_seqlens_k, k.shape[0], problem.max_seqlen_k)):
+        if offsets is None:
+            continue
+        values = offsets.tolist()
+        lengths = [after - before for before, after in pairwise(values)]
+        if values[0] != 0:
+            raise _wrong(f"cu_seqlens_{name}[0]", values[0], "is not the start", "0")
+        if min(lengths, default=0) < 0:
+            at = next(i for i, length in enumerate(lengths) if length < 0)
+            raise _wrong(f"cu_seqlens_{name}[{at + 1}]", values[at + 1], f"falls from {values[at]}",
+                         "offsets that never fall")
+        if max(lengths, default=0) > most:
+            raise _wrong(f"max_seqlen_{name}", most, "is under the rows of a sequence", f"at least {max(lengths)}")
+        if values[-1] != rows:
+            raise _wrong(f"cu_seqlens_{name}[{len(lengths)}]", values[-1], f"is not the end of {name}",
+                         f"its {rows} rows")
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
+    layout = "[sequences, rows, heads, dims], or packed [rows, heads, dims] with cu_seqlens_q"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != dims:
+            raise _wrong(f"{name}.shape", tuple(x.shape), "does not fit", layout)
+        if x.dtype not in DTYPES:
+            raise _wrong(f"{name}.dtype", x.dtype, "is not supported", "bfloat16, float16 or float32")
+        if not 1 <= x.shape[-1] <= LARGEST_DIM:
+            raise _wrong(f"{name}.shape", tuple(x.shape), "has too many dims or none", f"1 to {LARGEST_DIM} dims")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise _wrong(f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
+    for name, x in (("k", k), ("v", v)):
+        _same(f"{name}.dtype", x.dtype, q.dtype, "q's")
+        _same(f"{name}.device", x.device, q.device, "q's")
+    _same("k.shape[-1]", k.shape[-1], q.shape[-1], "q's dims")
+    _same("v.shape", tuple(v.shape[:-1]), tuple(k.shape[:-1]), "k's rows and heads")
+    if dims == 4:
+        _same("k.shape[0]", k.shape[0], q.shape[0], "q's sequences")
+    heads, heads_kv = q.shape[-2], k.shape[-2]
+    if heads_kv == 0 or heads % heads_kv:
+        raise _wrong("k.shape[-2]", heads_kv, f"does not divide the {heads} heads of q", f"a divisor of {heads}")
+
+
+def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is None:
+            continue
+        if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
+            raise _wrong(name, f"{x.dtype} {tuple(x.shape)}", "does not fit", "int32 [sequences + 1], contiguous")
+        _same(f"{name}.device", x.device, q.device, "q's")
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        _same("cu_seqlens_k.shape", tuple(cu_seqlens_k.shape), tuple(cu_seqlens_q.shape), "cu_seqlens_q's")
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if not 0 < scale < math.inf:
+        raise _wrong("scale", scale, "cannot be used", "a finite number over 0")
+    if not LEAST_SCALE <= scale <= LARGEST_FACTOR:
+        raise _wrong("scale", scale, "is out of range", f"from {LEAST_SCALE} to {LARGEST_FACTOR}")
+    return scale
+
+
+def _reach(causal: bool, window: tuple[int, int] | None, longest_q: int, longest_k: int
+           ) -> tuple[int | None, int | None]:
+    """Bounds of the mask, no wider than the longest sequence.
+
+    Kernels add a bound to numbers of rows in 32 bits.  As far left of its own position as there are keys, and as far
+    right as there are queries, a query sees every key, so a wider bound hides nothing more or less.  The bound stays
+    one: whether there is one is compiled into a kernel, and lengths compile nothing anew.
+    """
+    if window is not None and not (len(window) == 2 and all(type(bound) is int and bound >= -1 for bound in window)):
+        raise _wrong("window", window, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
+    left, right = (None if bound < 0 else bound for bound in window or (-1, -1))
+    left = None if left is None else min(left, longest_k)
+    if causal:
+        return left, 0
+    return left, None if right is None else min(right, longest_q)
+
+
+def _same(name: str, value: object, wanted: object, whose: str) -> None:
+    if value != wanted:
+        raise _wrong(name, value, "does not fit", f"{wanted}, {whose}")
+
+
+def _wrong(name: str, value: object, wrong: str, accepted: str) -> ValueError:
+    return ValueError(f"{WHO}: {name}={value} {wrong}; {accepted}")

@@ -1,0 +1,140 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the flash kernels are made of: a sequence's rows, ranges of tiles, loads, the mask.
+
+Query i of a sequence with Sq queries and Sk keys stands at key i + Sk - Sq; with shift = Sk - Sq
+
+    query i sees key j    -left <= j - (i + shift) <= right
+
+where a bound is compiled in (HAS_LEFT, HAS_RIGHT); causal is right = 0.  The ranges below are the same rule solved
+for whole tiles: what no row of a tile sees is never loaded, and what every row sees is not masked.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.shared.rows import load_rows
+
+BACKWARD_COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
+"""Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""
+
+
+@triton.jit
+@no_type_check
+def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexpr):
+    """Where a sequence is: index of its batch, first query and key there (int64), queries, keys."""
+    if PACKED:
+        query_start = tl.load(cu_q_ptr + number)
+        key_start = tl.load(cu_k_ptr + number)
+        queries = tl.load(cu_q_ptr + number + 1) - query_start
+        keys = tl.load(cu_k_ptr + number + 1) - key_start
+        return number * 0, query_start.to(tl.int64), key_start.to(tl.int64), queries, keys
+    none = tl.cast(number * 0, tl.int64)
+    return number, none, none, seqlen_q, seqlen_k
+
+
+@triton.jit
+@no_type_check
+def rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride):
+    """Pointer to the first row of a sequence's head."""
+    return (ptr + tl.cast(batch, tl.int64) * batch_stride + start * row_stride
+            + tl.cast(head, tl.int64) * head_stride)
+
+
+@triton.jit
+@no_type_check
+def sees(rows, columns, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """The mask of a tile, broadcast over rows and keys in either order; keys past the sequence's end are hidden."""
+    see = columns < keys
+    if HAS_RIGHT:
+        see &= columns <= rows + (shift + right)
+    if HAS_LEFT:
+        see &= columns >= rows + (shift - left)
+    return see
+
+
+@triton.jit
+@no_type_check
+def keys_of_rows(first, last, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Keys [low, high) that some row of [first, last] sees, and within them [all_low, all_high) that all see."""
+    low = 0
+    all_low = 0
+    high = keys
+    all_high = keys
+    if HAS_RIGHT:
+        high = tl.minimum(tl.maximum(last + (shift + right + 1), 0), keys)
+        all_high = tl.minimum(tl.maximum(first + (shift + right + 1), 0), keys)
+    if HAS_LEFT:
+        low = tl.minimum(tl.maximum(first + (shift - left), 0), keys)
+        all_low = tl.minimum(tl.maximum(last + (shift - left), 0), keys)
+    return low, all_low, all_high, high
+
+
+@triton.jit
+@no_type_check
+def rows_of_keys(first, last, queries, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Rows [low, high) that see some key of [first, last], and within them [all_low, all_high) that see all."""
+    low = 0
+    all_low = 0
+    high = queries
+    all_high = queries
+    if HAS_RIGHT:
+        low = tl.minimum(tl.maximum(first - (shift + right), 0), queries)
+        all_low = tl.minimum(tl.maximum(last - (shift + right), 0), queries)
+    if HAS_LEFT:
+        high = tl.minimum(tl.maximum(last - (shift - left) + 1, 0), queries)
+        all_high = tl.minimum(tl.maximum(first - (shift - left) + 1, 0), queries)
+    return low, all_low, all_high, high
+
+
+@triton.jit
+@no_type_check
+def tiles_of(low, all_low, all_high, high, BLOCK: tl.constexpr):
+    """Tiles of a range: begin, whole, split, end; masked are [begin, whole) and [split, end), the rest is seen whole.
+
+    A range that ends inside a tile ends masked: all_high // BLOCK leaves the tile out.
+    """
+    begin = low // BLOCK
+    end = tl.maximum((high + BLOCK - 1) // BLOCK, begin)
+    whole = tl.minimum((all_low + BLOCK - 1) // BLOCK, end)
+    split = tl.minimum(tl.maximum(all_high // BLOCK, whole), end)
+    return begin, whole, split, end
+
+
+@triton.jit
+@no_type_check
+def masked_tile(index, begin, whole, split):
+    """The index-th of the masked tiles of `tiles_of`, of which there are whole - begin + end - split."""
+    before = whole - begin
+    return tl.where(index < before, begin + index, split + index - before)
+
+
+@triton.jit
+@no_type_check
+def load_tile(base, desc, batch, start, first, head, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr,
+              BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr):
+    """A tile [BLOCK, BLOCK_DIM] of a sequence's rows from `first`; zeros from row `count` on and past the dims.
+
+    Args:
+        base: the sequence's row 0, of `rows_from`.
+        desc: descriptor of the tensor where TMA, which knows no end of a packed sequence: such a tile is WHOLE.
+        batch: of `sequence`, as `start`.
+        WHOLE: all rows are before `count`, which is not looked at.
+    """
+    if TMA:
+        tile = desc.load([tl.cast(batch, tl.int32), tl.cast(start + first, tl.int32), tl.cast(head, tl.int32), 0])
+        return tile.reshape(BLOCK, BLOCK_DIM)
+    return load_rows(base, first, count, stride, DIM, BLOCK, BLOCK_DIM, WHOLE)
+
+
+@triton.jit
+@no_type_check
+def padded_start(number, query_start, queries, PACKED: tl.constexpr, PAD: tl.constexpr):
+    """First row of a sequence where each begins at a multiple of PAD, with room for whole tiles (int64)."""
+    if PACKED:
+        # Tq + B PAD rows are enough: rounding the end of a sequence up takes less than the PAD that each brings.
+        return (query_start + tl.cast(number, tl.int64) * PAD) // PAD * PAD
+    return tl.cast(number, tl.int64) * ((queries + PAD - 1) // PAD * PAD)

@@ -1,0 +1,1 @@
+"""Block-sparse HSTU attention: forward and backward."""

@@ -1,0 +1,103 @@
+"""One block-sparse HSTU call: its tensors, and its workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.hstu.bsa.plan import BsaConfig, Shapes, forward_shapes, saved_shapes
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.shared.hopper import is_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaCall:
+    """One call: inputs, results, workspace."""
+
+    problem: BsaProblem
+    config: BsaConfig
+    q: Tensor
+    "[queries, H, D], as k and v with any strides of rows and heads"
+    k: Tensor
+    v: Tensor
+    gates: Tensor | None
+    "contiguous [queries, H, branches]"
+    offsets: Tensor
+    offsets_q: Tensor | None
+    num_targets: Tensor | None
+    out: Tensor
+    "contiguous [queries, H, Dv]"
+    blocks: Tensor
+    "int32 [queries, H or 1, S]: the selection, ascending, -1 behind"
+    workspace: Mapping[str, Tensor]
+    "as `saved_shapes` and `forward_shapes` say"
+
+    def sequences(self) -> dict[str, Any]:
+        """Where the sequences lie; a pointer that is not read stands in for what is not there."""
+        return {"offsets_ptr": self.offsets, "offsets_q_ptr": first_of(self.offsets_q, self.offsets),
+                "num_targets_ptr": first_of(self.num_targets, self.offsets)}
+
+    def strides(self, *names: str) -> dict[str, int]:
+        """Strides of rows and heads by name."""
+        return {f"{name}_{of}": getattr(self, name).stride(axis) for name in names
+                for axis, of in enumerate(("row", "head"))}
+
+    def flags(self) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        p = self.problem
+        return {"BLOCK_SIZE": p.block_size, "HAS_TARGETS": p.has_targets, "HAS_CACHE": p.has_cache}
+
+    def dims(self) -> dict[str, int]:
+        """Dims, and the columns of their tiles."""
+        p = self.problem
+        return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "BLOCK_V": p.block_v}
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Of the card; None for tensors that are not on one."""
+        return torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
+
+    def require(self, who: str, fault: str | None) -> None:
+        """Refuse what a kernel for Hopper cannot run, or read.
+
+        Raises:
+            ValueError: there is a fault, or q, k or v does not lie as `hopper.is_rows` says; one line says which.
+        """
+        if fault:
+            raise ValueError(f"{who}: {fault}; another kernel")
+        for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
+            if x.numel() and not is_rows(x):
+                raise ValueError(f"{who}: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned tensor, or "
+                                 "another kernel")
+
+    def tensors(self, *names: str) -> dict[str, Tensor]:
+        """Pointers by name, of the call or of its workspace."""
+        return {f"{name}_ptr": getattr(self, name) if hasattr(self, name) else self.workspace[name] for name in names}
+
+    def factors(self) -> dict[str, float]:
+        """Numbers of the function."""
+        return {"half_alpha": self.problem.alpha / 2, "scale": 1 / self.problem.scaling_seqlen}
+
+
+def allocate(shapes: Shapes, device: torch.device) -> dict[str, Tensor]:
+    """Empty tensors of these shapes."""
+    return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+
+
+def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.device) -> dict[str, Tensor]:
+    """All that `forward` needs beside inputs and results."""
+    return allocate(saved_shapes(problem, config) | forward_shapes(problem, config), device)
+
+
+def options_of(warps: int, stages: int, registers: int | None = None) -> dict[str, int]:
+    """What the compiler is told beside a kernel's arguments; registers are the most of a thread, None: its choice."""
+    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
+
+
+def first_of(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
+    """A tensor where there is one; otherwise a pointer that is not read."""
+    return otherwise if tensor is None else tensor

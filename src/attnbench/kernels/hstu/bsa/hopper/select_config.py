@@ -1,0 +1,103 @@
+"""How `select` of block-sparse HSTU for Hopper is cut, and what it, or any kernel for Hopper here, cannot run.
+
+Imports without triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from attnbench.kernels.hstu.bsa.problem import BsaProblem
+
+SHARED_BYTES = 227 * 1024 - 1024
+"Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
+REGISTERS = {2: 240, 3: 160}
+"Of each thread of so many warpgroups beside the loader."
+HELD = {2: 176, 3: 112}
+"""Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
+wait for one another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectCut:
+    """How the kernel is cut."""
+
+    groups: int = 3
+    "warpgroups of a program: 2 or 3"
+    rows: int = 64
+    "queries of a warpgroup: 64, or two stripes of as many, which share the tiles it waits for"
+    blocks: int = 32
+    "means, or keys nearby, of a tile: 32, 64 or 128"
+    stages: int = 8
+    "tiles of each kind in flight"
+    beside: bool = True
+    "rank while the product with the values runs, or before it is issued"
+    jobs: int | None = None
+    "of a program; None: a program an SM has its share of all"
+
+    def shared_bytes(self, block_d: int, block_v: int) -> int:
+        """Shared memory for tiles of so many columns of 16-bit numbers, barriers beside it."""
+        outs = block_v if block_v != block_d else 0
+        return 2 * (self.groups * self.rows * (2 * block_d + outs) + self.stages * self.blocks * (block_d + block_v))
+
+    def held(self, block_v: int) -> int:
+        """Registers of a thread for the sums, scores and weights of such values."""
+        return self.rows * (2 * block_v + 3 * self.blocks) // 256
+
+    def programs(self, jobs: int, count: int) -> int:
+        """Programs for so many jobs on a card of `count` SMs."""
+        return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
+
+
+def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, int] | None) -> str | None:
+    """Why `select_hopper` cannot run so, as words behind its name; None where it can.
+
+    Args:
+        problem: the call.
+        cut: of the kernel.
+        capability: of the card; None: not asked.
+    """
+    p = problem
+    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v), (
+        (p.has_targets, "knows no targets"),
+        (p.pairs, "knows no pairs"),
+        (p.shared, "selects for each head alone"),
+        (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
+        (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+        (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
+        (cut.stages < 1, "has no stage; at least 1"),
+        (cut.held(p.block_v) > HELD.get(cut.groups, 0),
+         f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
+    ))
+
+
+def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared: int,
+                own: Iterable[tuple[bool, str]]) -> str | None:
+    """The first of what no kernel for Hopper here can run, and of what is a kernel's own; None where there is none.
+
+    Args:
+        problem: the call.
+        capability: of the card; None: not asked.
+        shared: bytes of shared memory that a program takes.
+        own: whether something is wrong, and the words for it.
+    """
+    dims = (problem.attn_dim, problem.linear_dim)
+    odd = [dim for dim in dims if dim * problem.item % 16]
+    of_all = (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (problem.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
+        (bool(odd), f"reads 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
+    )
+    too_much = (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}")
+    return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)
+
+
+def select_cut(problem: BsaProblem) -> SelectCut:
+    """The cut for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
+    return SelectCut(stages=8 if max(problem.attn_dim, problem.linear_dim) > 64 else 16)

@@ -1,0 +1,273 @@
+"""Sizes of a block-sparse HSTU call: how the kernels are cut, their grids, and what workspace they need.
+
+Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with what
+sorts them, and partial rows.  The first two grow with the tokens; the last is a buffer for the pairs of sequence and
+head in flight, a number that depends on the card and not on the batch.  Nothing grows with queries times keys or with
+queries times blocks.  docs/hstu.md has the formula, and a test holds it against what is allocated.
+
+Imports without triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attnbench.kernels.hstu.bsa.hopper.attend_config import ROWS as HOPPER_ROWS
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault, attend_shapes
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
+
+SCHEDULES = ("ticket", "passes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaConfig:
+    """How the kernels are cut.  The defaults were chosen by reading compiled code and a few trials on an H200."""
+
+    select: SelectCut | None = None
+    "of the kernel for Hopper that selects; None: the portable one, which the fields `select_...` cut"
+    attend: AttendCut | None = None
+    "of the kernel for Hopper that attends; None: the portable one, which the fields below it cut"
+    schedule: str = "ticket"
+    "how partial rows and their sums follow each other: ticket, or passes"
+    pool_rows: int = 16
+    "keys of a block that the pool adds at a time"
+    pool_warps: int = 1
+    select_rows: int = 64
+    "queries of a program of the compressed branch"
+    select_blocks: int = 32
+    "blocks ranked at a time"
+    select_warps: int = 4
+    select_stages: int = 2
+    select_registers: int | None = None
+    "most of a thread there, to have more programs on an SM; None: the compiler's choice"
+    near_keys: int = 32
+    "nearby keys at a time"
+    chunk: int = 512
+    "entries of a program that sorts them"
+    order_chunk: int = 256
+    "entries of a piece that is put in order by one program, for a backward; a power of two"
+    order_warps: int = 2
+    list_warps: int = 4
+    attend_rows: int = 64
+    "queries of a tile of the selected branch"
+    attend_warps: int = 4
+    attend_registers: int | None = None
+    "as `select_registers`"
+    tiles_each: int = 4
+    "tiles that a program of the selected branch, or of the sums, takes one after another"
+    combine_rows: int = 32
+    "queries whose partial rows are added up at a time"
+    programs_ahead: int = 768
+    "programs between those of a pair's partial rows and their sums: what a card runs at a time, and some"
+    spare_pairs: int = 1
+    "places for partial rows of a pair beyond the fewest there can be: fewer stay in the L2, more let nobody wait"
+    pass_mib: int = 256
+    "partial rows of a pass, at most, but those of one pair; the backward's too"
+    means_rows: int = 32
+    "queries at a time in the backward of the means"
+    means_blocks: int = 64
+    "blocks of a program there"
+    means_warps: int = 4
+    means_stages: int = 4
+    "of loads there: 2 overlap with no product, each more is a tile ahead"
+    keys_rows: int = 64
+    "queries at a time in the backward of keys and values"
+    keys_warps: int = 4
+    keys_stages: int = 3
+    "there: 3 ask for the entries of a list a tile ahead of its queries, 5 for these ahead of their products too"
+    keys_registers: int | None = None
+    "as `select_registers`"
+    rows_rows: int = 64
+    "queries of a program of the backward of queries"
+    rows_blocks: int = 32
+    "blocks at a time there"
+    rows_warps: int = 4
+    rows_stages: int = 3
+    rows_registers: int | None = None
+    "as `select_registers`"
+    slot_stages: int = 4
+    "partial rows of as many slots less one are asked for ahead there"
+    silu: str = "tanh"
+    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+
+    @property
+    def list_rows(self) -> int:
+        """Entries of a tile of the lists."""
+        return HOPPER_ROWS if self.attend else self.attend_rows
+
+
+def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bool = False) -> BsaConfig:
+    """Choose the cut for a problem.
+
+    Args:
+        problem: the call.
+        capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
+        rows: q, k and v lie as `hopper.is_rows` says: kernels for Hopper can read them, and run where they can.
+    """
+    values: dict[str, Any] = {}
+    if capability == (0, 0) or problem.dtype != torch.bfloat16:
+        # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its budget.
+        values["silu"] = "exp"
+    size = max(problem.attn_dim, problem.linear_dim)
+    if problem.dtype == torch.float32:
+        # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
+        values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "attend_warps": 8,
+                   "near_keys": 16, "select_warps": 8}
+    elif size > 128:
+        values |= {"select_warps": 8, "attend_warps": 8}
+    elif size <= 64:
+        values |= {"select_blocks": 64, "attend_registers": 96}
+    elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
+        # Three programs an SM instead of two, and nothing spills.
+        values["select_registers"] = 168
+    cuts: dict[str, Any] = {"select": select_cut(problem), "attend": attend_cut(problem)} if rows else {}
+    values |= {name: cut for name, cut in cuts.items()
+               if cut_fault(problem, BsaConfig(**{name: cut}), capability=capability) is None}
+    return BsaConfig(**values, **_backward_cut(problem, capability, size))
+
+
+def _backward_cut(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
+    """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
+    if problem.dtype == torch.float32:
+        return {"means_rows": 16, "means_blocks": 16, "means_stages": 1, "keys_rows": 16, "keys_warps": 8,
+                "rows_rows": 16, "rows_blocks": 16, "rows_warps": 8, "rows_stages": 1, "slot_stages": 1}
+    values: dict[str, Any] = {}
+    if size > 128:
+        values |= {"means_rows": 16, "means_warps": 8, "means_stages": 2, "keys_rows": 32, "keys_warps": 8,
+                   "rows_rows": 32, "rows_warps": 8, "rows_stages": 2}
+    elif size <= 64:
+        values["keys_rows"] = 32
+        if capability >= (9, 0) and not problem.local_window:
+            # Four and three programs an SM.
+            values |= {"keys_registers": 128, "rows_registers": 168}
+    elif problem.block_size > 32 or capability < (9, 0):
+        values |= {"keys_rows": 32, "keys_warps": 8}
+    elif problem.gates:
+        values |= {"keys_rows": 32, "keys_stages": 5}
+    if capability < (9, 0) and size > 64:
+        values |= {"keys_rows": 16, "keys_warps": 4, "rows_warps": 8, "means_blocks": 32}
+    if problem.has_targets:
+        # A target's own key and value are two tiles more.
+        values |= {"rows_rows": 32, "rows_warps": 8} if size > 64 else {"rows_warps": 8, "rows_registers": None}
+    return values
+
+
+def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str, Any]) -> BsaConfig:
+    """Put fields in place of a configuration's.
+
+    Args:
+        config: whose fields.
+        problem: the call, for the cuts that the configuration has none of yet.
+        changes: fields by name; of `select` and `attend` a mapping with fields of their cut.
+
+    Raises:
+        TypeError: there is no such field.
+    """
+    whole: dict[str, Any] = {"select": config.select or select_cut(problem),
+                             "attend": config.attend or attend_cut(problem)}
+    values: dict[str, Any] = {name: replace(whole[name], **value) if isinstance(value, Mapping) else value
+                              for name, value in changes.items()}
+    return replace(config, **values)
+
+
+def cut_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
+    """Why a kernel for Hopper that a configuration names cannot run, as words behind its name; None where it can."""
+    faults = {"select": config.select and select_fault(problem, config.select, capability=capability),
+              "attend": config.attend and attend_fault(problem, config.attend, capability=capability)}
+    return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
+
+
+def parts_of(problem: BsaProblem, config: BsaConfig) -> tuple[int, int, int]:
+    """Programs for the tiles of a pair, programs for its sums, and how many queries each of these has."""
+    span = config.combine_rows * config.tiles_each
+    return (-(-problem.attend_tiles(config.attend_rows) // config.tiles_each), -(-problem.max_seqlen_q // span), span)
+
+
+def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
+    """Pairs between an attend and its combine, and pairs that have partial rows at a time.
+
+    In passes nothing is between them, and the second number is the pairs of a pass.
+    """
+    if config.attend:
+        pairs = config.attend.group(problem)
+        return pairs, pairs * config.attend.ring(problem)
+    if config.schedule == "ticket":
+        lag = -(-config.programs_ahead // max(1, parts_of(problem, config)[0]))
+        lag = max(1, min(lag, problem.units))
+        # The attend of a pair waits for the combine of the one before in its place: that must have a lower ticket.
+        return lag, max(1, min(lag + 1 + config.spare_pairs, problem.units))
+    return 0, pairs_of_pass(problem, problem.linear_dim, config)
+
+
+def pairs_of_pass(problem: BsaProblem, dim: int, config: BsaConfig) -> int:
+    """Pairs whose partial rows of this size fit in a pass."""
+    each = problem.slot_rows * dim * problem.item
+    return max(1, min(problem.units, config.pass_mib * 2**20 // max(1, each)))
+
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Name to shape and dtype."""
+
+
+def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace that a backward reads again: means and lists."""
+    p, lists = problem, problem.list_heads
+    shapes: Shapes = {
+        "means_k": ((p.heads, p.mean_rows, p.attn_dim), p.dtype),
+        "means_v": ((p.heads, p.mean_rows, p.linear_dim), p.dtype),
+    }
+    if p.others:
+        shapes |= {"entries": ((lists, p.queries * p.others), torch.int32),
+                   "starts": ((lists, p.count_rows), torch.int32)}
+    return shapes
+
+
+def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace of the forward alone: sorting, and partial rows."""
+    p, lists = problem, problem.list_heads
+    if not p.others:
+        return {}
+    shapes: Shapes = {
+        "ranks": ((lists, p.queries * p.others), torch.int32),
+        "counts": ((lists, p.count_rows), torch.int32),
+        "tiles": ((lists, p.tile_rows(config.list_rows), 3), torch.int32),
+        "num_tiles": ((p.batch * lists,), torch.int32),
+    }
+    if config.attend:
+        return shapes | attend_shapes(p, config.attend)
+    shapes["partial"] = ((in_flight(p, config)[1], p.slot_rows, p.linear_dim), p.dtype)
+    if config.schedule == "ticket":
+        shapes["progress"] = ((1 + 2 * p.units,), torch.int32)
+    return shapes
+
+
+def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
+    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates, lists in order."""
+    p = problem
+    shapes: Shapes = {
+        "dmeans_k": ((p.heads, p.mean_rows, p.attn_dim), torch.float32),
+        "dmeans_v": ((p.heads, p.mean_rows, p.linear_dim), torch.float32),
+    }
+    if p.others:
+        pairs = pairs_of_pass(p, p.attn_dim, config)
+        shapes |= {"partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
+                   "partial_dgate": ((pairs, p.slot_rows), torch.float32),
+                   "pieces": ((p.list_heads, p.queries * p.others), torch.int32),
+                   "ordered": ((p.list_heads, p.queries * p.others), torch.int32)}
+    return shapes
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """Bytes of all of them."""
+    total = 0
+    for shape, dtype in shapes.values():
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        total += size
+    return total

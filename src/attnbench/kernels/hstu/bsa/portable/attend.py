@@ -1,0 +1,184 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Selected branch of block-sparse HSTU attention: partial rows, and their sum.
+
+    attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
+    combine  for a tile of queries:                          out_t += g_selected Σ_s partial[t, s]
+
+SiLU attention has no normaliser, so partial sums simply add.  A block's keys are loaded once for a tile of the
+queries that chose it (one dense product), partial rows are written by query and slot, and each query adds its own
+in the order of its slots: no atomics, the same bits each time.
+
+Partial rows are most of the traffic, so they should die in the L2.  Two schedules:
+
+    passes  attend and combine are launched in turn for so many (sequence, head) pairs at a time
+    ticket  one launch: programs draw numbers that go through the pairs one after another, the sums of a pair
+            `lag` pairs behind its tiles, in a ring of `ring` pairs of partial rows.  A program waits only for
+            programs with lower numbers, which have all started: it cannot hang, whatever order the card picks.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
+from attnbench.kernels.hstu.tiles import sequence, silu
+from attnbench.kernels.shared.rows import load_rows
+
+
+@triton.jit
+@no_type_check
+def wait_for(counter_ptr, count):
+    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire") < count:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+@no_type_check
+def arrive(counter_ptr):
+    """Say that the program is done: all its threads' writes come first."""
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release")
+
+
+@triton.jit
+@no_type_check
+def attend_part(
+    q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, unit, part, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
+    half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+):
+    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start."""
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    list_head = head * 0 if SHARED else head
+    many = tl.load(num_tiles_ptr + (number if SHARED else unit))
+    each = tl.cdiv(many, parts)
+    key_start, query_start, _, _, _, _ = sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False,
+                                                  HAS_TARGETS, HAS_CACHE)
+    tiles = tiles_ptr + (list_head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
+    entries = entries_ptr + list_head * entry_rows + query_start * OTHERS
+    q_base = q_ptr + head * q_head + query_start * q_row
+    k_base = k_ptr + head * k_head + key_start * k_row
+    v_base = v_ptr + head * v_head + key_start * v_row
+    at = tl.arange(0, ROWS)
+    for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
+        where = tiles + tile * 3
+        first = tl.load(where)
+        key = tl.load(where + 1) * BLOCK_SIZE
+        mask = at < tl.load(where + 2)
+        entry = tl.load(entries + first + at, mask=mask, other=0)
+        # A listed block is complete and past: every query of its list sees all its keys.
+        k = load_rows(k_base, key, 0, k_row, ATTN_DIM, BLOCK_SIZE, BLOCK_D, True)
+        v = load_rows(v_base, key, 0, v_row, LINEAR_DIM, BLOCK_SIZE, BLOCK_V, True)
+        q = gather_rows(q_base, entry // OTHERS, mask, q_row, ATTN_DIM, BLOCK_D)
+        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
+        scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, BLOCK_V)
+
+
+@triton.jit
+@no_type_check
+def combine_part(
+    gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, unit, part, span, heads,
+    LINEAR_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr,
+    GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr,
+):
+    """`span` queries of a pair; `out` holds the other branches and takes the sum."""
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    _, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    out_row = heads * LINEAR_DIM
+    out = out_ptr + query_start * out_row + head * LINEAR_DIM
+    end = tl.minimum((part + 1) * span, keys - first_query)
+    for start in range(part * span, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = rows < end
+        local = standing(rows, first_query, seen, BLOCK_SIZE)[2]
+        gate = gate_of(gates_ptr, query_start + rows, heads, head, mask, 1, GATES)
+        total = gather_rows(out, rows, mask, out_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
+        chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
+        for slot in tl.static_range(OTHERS):
+            chosen += gather_rows(partial_ptr, rows * OTHERS + slot, mask & (slot < local), LINEAR_DIM, LINEAR_DIM,
+                                  BLOCK_V).to(tl.float32)
+        scatter_rows(out, rows, mask, out_row, total + chosen * gate[:, None], LINEAR_DIM, BLOCK_V)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_attend(
+    q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, first_unit, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
+    slot_rows, half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+):
+    """A program: a part of one pair's tiles, of a pass from `first_unit` on."""
+    place = tl.program_id(0) // parts
+    attend_part(
+        q_ptr, k_ptr, v_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, entries_ptr, tiles_ptr,
+        num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place,
+        tl.program_id(0) - place * parts, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows,
+        tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, HAS_TARGETS,
+        HAS_CACHE, SHARED, ROWS, TANH)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_combine(
+    gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit, row_parts, span, heads,
+    slot_rows, LINEAR_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr,
+    GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr,
+):
+    """A program: `span` queries of one pair, of a pass from `first_unit` on."""
+    place = tl.program_id(0) // row_parts
+    combine_part(
+        gates_ptr, out_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, offsets_ptr, offsets_q_ptr,
+        num_targets_ptr, first_unit + place, tl.program_id(0) - place * row_parts, span, heads, LINEAR_DIM, BLOCK_V,
+        BLOCK_SIZE, OTHERS, GATES, HAS_TARGETS, HAS_CACHE, ROWS)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_ticket(
+    q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, progress_ptr, entries_ptr, tiles_ptr, num_tiles_ptr,
+    offsets_ptr, offsets_q_ptr, num_targets_ptr, units, lag, ring, parts, row_parts, span, q_row, q_head, k_row,
+    k_head, v_row, v_head, heads, entry_rows, tile_rows, slot_rows, half_alpha, scale, ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr, GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr, ROWS: tl.constexpr, COMBINE_ROWS: tl.constexpr, TANH: tl.constexpr,
+):
+    """A program: what the ticket it draws says, a part of a pair's tiles or of its sums."""
+    # progress: tickets drawn, then of each pair the parts attended, then of each pair the parts combined.
+    ticket = tl.atomic_add(progress_ptr, 1, sem="relaxed")
+    step = ticket // (parts + row_parts)
+    place = ticket - step * (parts + row_parts)
+    attended = progress_ptr + 1
+    combined = attended + units
+    size = tl.cast(slot_rows, tl.int64) * LINEAR_DIM
+    # Programs wait even where a short sequence leaves them no work: a count that is full says that all before it in
+    # the same place of the ring are done, not only the pair that is counted.
+    if place < parts:
+        if step < units:
+            wait_for(combined + tl.maximum(step - ring, 0), tl.where(step < ring, 0, row_parts))
+            attend_part(
+                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, entries_ptr, tiles_ptr, num_tiles_ptr,
+                offsets_ptr, offsets_q_ptr, num_targets_ptr, step, place, parts, q_row, q_head, k_row, k_head, v_row,
+                v_head, heads, entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V,
+                BLOCK_SIZE, OTHERS, HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH)
+            arrive(attended + step)
+    elif step >= lag:
+        unit = step - lag
+        wait_for(attended + unit, parts)
+        combine_part(
+            gates_ptr, out_ptr, partial_ptr + (unit % ring) * size, offsets_ptr, offsets_q_ptr, num_targets_ptr, unit,
+            place - parts, span, heads, LINEAR_DIM, BLOCK_V, BLOCK_SIZE, OTHERS, GATES, HAS_TARGETS, HAS_CACHE,
+            COMBINE_ROWS)
+        arrive(combined + unit)

@@ -1,0 +1,220 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Gradients of block-sparse HSTU attention by keys: first of the means, then of keys and values.
+
+With f the gates that see a pair, A = SiLU(S) and dA = dO Vᵀ of one branch:
+
+    dV = c (f A)ᵀ dO        dK = α c (f SiLU'(S) dA)ᵀ Q        dQ[t, s] = α c f SiLU'(S) dA K
+
+    means   a tile of blocks goes through all queries that see it; what a mean gets is what each of its keys gets
+    keys    a block goes through the queries nearby and through its list; a listed query's part of dQ is written
+            by query and slot, as in the forward
+
+A block's sums are made by one program in the order of its list: the same bits each time, whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.bsa.tiles import (
+    COUNTS,
+    gate_of,
+    gather_rows,
+    scatter_rows,
+    standing,
+)
+from attnbench.kernels.hstu.tiles import sequence, silu_and_slope
+from attnbench.kernels.shared.rows import load_rows, store_rows
+
+
+@triton.jit
+@no_type_check
+def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
+    """Add what a tile of queries gives the keys (transposed sums); and its dS, and the sums of A ∘ dA."""
+    value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+    above = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    # Before the products below, whose registers are not to be waited for in between.
+    dgate = tl.sum(value * above, 1)
+    dv = tl.dot(tl.trans(dout), (value * factor).to(q.dtype), dv, input_precision="ieee")
+    slope = (twice * above * factor).to(q.dtype)
+    dk = tl.dot(tl.trans(q), slope, dk, input_precision="ieee")
+    return dk, dv, slope, dgate
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_grad_means(
+    q_ptr, dout_ptr, gates_ptr, means_k_ptr, means_v_ptr, dmeans_k_ptr, dmeans_v_ptr, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, q_row, q_head, dout_row, dout_head, heads, tiles, mean_rows, half_alpha, scale,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, TANH: tl.constexpr,
+):
+    """A program: a tile of blocks of one pair, through the queries that see them."""
+    unit = tl.program_id(0) // tiles
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    whole = seen // BLOCK_SIZE
+    start = (tl.program_id(0) - unit * tiles) * BLOCKS
+    if start >= whole:
+        return
+    mean = head * mean_rows + key_start // BLOCK_SIZE
+    k = load_rows(means_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
+    v = load_rows(means_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
+    last_key = (start + 1 + tl.arange(0, BLOCKS)) * BLOCK_SIZE - 1 - first_query
+    dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCKS, BLOCK_V], tl.float32)
+    q_base = q_ptr + query_start * q_row + head * q_head
+    dout_base = dout_ptr + query_start * dout_row + head * dout_head
+    begin = tl.maximum((start + 1) * BLOCK_SIZE - 1 - first_query, 0)
+    for first in range(begin, queries, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        q = load_rows(q_base, first, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
+        dout = load_rows(dout_base, first, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False)
+        # Means along the rows of the products: what these weigh stays in the registers it is made in.
+        value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, TANH)
+        slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
+        if GATES > 0:
+            gates = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
+            value *= gates[None, :]
+            slope *= gates[None, :]
+        # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
+        sees = (last_key - first)[:, None] <= tl.arange(0, ROWS)[None, :]
+        dv = tl.dot(tl.where(sees, value, 0.0).to(q.dtype), dout, dv, input_precision="ieee")
+        dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
+    # A mean passes on 1 / BS of its gradient, which carries the factor BS.
+    store_rows(dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, dk * (scale * half_alpha), ATTN_DIM, BLOCKS,
+               BLOCK_D)
+    store_rows(dmeans_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, dv * scale, LINEAR_DIM, BLOCKS, BLOCK_V)
+
+
+@triton.jit
+@no_type_check
+def last_near_row(block, last_key, first_query, queries, seen, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """End of the queries that see a key, up to `last_key`, of a block nearby: in their local block or window."""
+    end = (block + 1) * BLOCK_SIZE
+    if WINDOW > 0:
+        end = tl.maximum(end, last_key + WINDOW)
+    # Targets stand behind the history: in their reach is the last block, and what the window covers from there.
+    all_rows = block == (seen - 1) // BLOCK_SIZE
+    if WINDOW > 0:
+        all_rows = all_rows | (seen - last_key < WINDOW)
+    return tl.where(all_rows, queries, tl.minimum(end - first_query, queries))
+
+
+@triton.jit
+@no_type_check
+def key_factor(gates_ptr, packed, position, key, block, mask, from_list, heads, head, seen, KEYS: tl.constexpr,
+               GATES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Gates under which queries see the KEYS keys of a block from `key` on: a list's all, those nearby what they see.
+
+    Queries that are none and keys behind the history are zeros that give nothing.
+    """
+    keys = tl.arange(0, KEYS)[None, :]
+    past = keys <= (position - key)[:, None]
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, GATES)
+    if WINDOW == 0:
+        return tl.where(past, of_local[:, None], 0.0)
+    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, 2, GATES)
+    _position, stand, local = standing(position, 0, seen, BLOCK_SIZE)
+    of_local = tl.where(from_list | (local == block), of_local, 0.0)
+    in_window = (stand - key)[:, None] - keys < WINDOW
+    return tl.where(past, of_local[:, None] + tl.where(in_window, of_window[:, None], 0.0), 0.0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_grad_keys(
+    q_ptr, k_ptr, v_ptr, dout_ptr, gates_ptr, dmeans_k_ptr, dmeans_v_ptr, entries_ptr, starts_ptr, partial_dq_ptr,
+    partial_dgate_ptr, dk_ptr, dv_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit, tiles, q_row, q_head,
+    k_row, k_head, v_row, v_head, dout_row, dout_head, heads, entry_rows, count_rows, mean_rows, slot_rows,
+    half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, GATES: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
+):
+    """A program: one block of one pair, through the queries nearby and its list."""
+    place = tl.program_id(0) // tiles
+    block = tl.program_id(0) - place * tiles
+    unit = first_unit + place
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    if block * BLOCK_SIZE >= seen:
+        return
+    k_base = k_ptr + key_start * k_row + head * k_head
+    v_base = v_ptr + key_start * v_row + head * v_head
+    q_base = q_ptr + query_start * q_row + head * q_head
+    dout_base = dout_ptr + query_start * dout_row + head * dout_head
+    complete = block < seen // BLOCK_SIZE
+    listed = 0
+    entries = entries_ptr
+    partial_dq = partial_dq_ptr
+    partial_dgate = partial_dgate_ptr
+    if OTHERS > 0:
+        list_head = head * 0 if SHARED else head
+        starts = starts_ptr + list_head * count_rows + key_start // BLOCK_SIZE + number + block
+        begin = tl.load(starts, mask=complete, other=0)
+        listed = tl.load(starts + 1, mask=complete, other=0) - begin
+        entries += list_head * entry_rows + query_start * OTHERS + begin
+        partial_dq += place.to(tl.int64) * slot_rows * ATTN_DIM
+        partial_dgate += place.to(tl.int64) * slot_rows
+    # More keys than fit in registers are taken in parts, each through all queries.
+    for part in range(BLOCK_SIZE // KEYS):
+        key = block * BLOCK_SIZE + part * KEYS
+        k = load_rows(k_base, key, seen, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
+        v = load_rows(v_base, key, seen, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+        dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
+        dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
+        near_first = tl.maximum(key - first_query, 0)
+        near_end = last_near_row(block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW,
+                                 BLOCK_SIZE)
+        near = tl.maximum(near_end - near_first, 0)
+        # The queries nearby, then those of the list, in the same tiles.
+        for start in range(0, near + listed, ROWS):
+            at = start + tl.arange(0, ROWS)
+            mask = at < near + listed
+            from_list = mask & (at >= near)
+            entry = at
+            rows = near_first + at
+            if OTHERS > 0:
+                entry = tl.load(entries + at - near, mask=from_list, other=0)
+                rows = tl.where(from_list, entry // OTHERS, rows)
+            q = gather_rows(q_base, rows, mask, q_row, ATTN_DIM, BLOCK_D)
+            dout = gather_rows(dout_base, rows, mask, dout_row, LINEAR_DIM, BLOCK_V)
+            factor = key_factor(gates_ptr, query_start + rows, first_query + rows, key, block, mask, from_list, heads,
+                                head, seen, KEYS, GATES, WINDOW, BLOCK_SIZE)
+            dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
+            if OTHERS > 0:
+                dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
+                dgate *= scale
+                if KEYS < BLOCK_SIZE:
+                    before = from_list & (tl.zeros_like(at) + part > 0)
+                    dq += gather_rows(partial_dq, entry, before, ATTN_DIM, ATTN_DIM, BLOCK_D).to(tl.float32)
+                    if GATES > 0:
+                        dgate += tl.load(partial_dgate + entry, mask=before, other=0.0)
+                scatter_rows(partial_dq, entry, from_list, ATTN_DIM, dq, ATTN_DIM, BLOCK_D)
+                if GATES > 0:
+                    tl.store(partial_dgate + entry, dgate, mask=from_list)
+        # The next part adds to what this one wrote.
+        if KEYS < BLOCK_SIZE:
+            tl.debug_barrier()
+        mean = head * mean_rows + key_start // BLOCK_SIZE + block
+        d = tl.arange(0, BLOCK_D)
+        mean_k = tl.load(dmeans_k_ptr + mean * ATTN_DIM + d, mask=d < tl.where(complete, ATTN_DIM, 0), other=0.0)
+        d = tl.arange(0, BLOCK_V)
+        mean_v = tl.load(dmeans_v_ptr + mean * LINEAR_DIM + d, mask=d < tl.where(complete, LINEAR_DIM, 0), other=0.0)
+        key_row = heads * ATTN_DIM
+        store_rows(dk_ptr + key_start * key_row + head * ATTN_DIM, key, seen, key_row,
+                   tl.trans(dk * (scale * half_alpha) + mean_k[:, None]), ATTN_DIM, KEYS, BLOCK_D)
+        key_row = heads * LINEAR_DIM
+        store_rows(dv_ptr + key_start * key_row + head * LINEAR_DIM, key, seen, key_row,
+                   tl.trans(dv * scale + mean_v[:, None]), LINEAR_DIM, KEYS, BLOCK_V)

@@ -1,0 +1,205 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""For each block the queries that chose it: a counting sort.
+
+An entry t (S - 1) + s says that slot s of query t chose a block before its local one.
+
+    rank     an entry adds itself to its block's count, and learns how many were there before
+    place    per sequence: where each block's list starts, and a table of tiles of ROWS entries of one block, so
+             that a block chosen by all is many tiles and not one long loop
+    scatter  each entry goes to its place
+
+Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.  A
+backward, whose sums over a list are to be the same each time, has each list in ascending order:
+
+    sort     each piece of so many places by block and entry: what a piece holds of a list is in order
+    merge    an entry's place is behind the smaller ones of its list, which a search counts in each piece the list is in
+
+A list of n entries takes n²/CHUNK searches: one of all queries of a sequence is tolerable.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.bsa.tiles import COUNTS, standing
+from attnbench.kernels.hstu.tiles import sequence
+
+
+@triton.jit
+@no_type_check
+def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: tl.constexpr,
+                  BLOCK_SIZE: tl.constexpr):
+    """Block of each entry, -1 where the slot holds the local block or none."""
+    rows = entries // OTHERS
+    block = tl.load(blocks_ptr + rows.to(tl.int64) * stride + entries % OTHERS, mask=mask, other=-1)
+    _, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    return tl.where(block < local, block, -1)
+
+
+@triton.jit
+@no_type_check
+def own_entries(blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
+                OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+                CHUNK: tl.constexpr):
+    """A program's CHUNK entries and their blocks, and where its sequence's entries and counts lie."""
+    unit = tl.program_id(0) // chunks
+    number = unit // list_heads
+    head = (unit - number * list_heads).to(tl.int64)
+    key_start, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
+    stride = list_heads * (OTHERS + 1)
+    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
+                          entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
+    entries = head * entry_rows + query_start * OTHERS
+    return entry, block, entries, head * count_rows + key_start // BLOCK_SIZE + number
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_rank(
+    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows,
+    count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A program: CHUNK entries; the counts were 0."""
+    entry, block, entries, counts = own_entries(
+        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    rank = tl.atomic_add(counts_ptr + counts + block, 1, mask=block >= 0, sem="relaxed")
+    tl.store(ranks_ptr + entries + entry, rank, mask=block >= 0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_place(
+    counts_ptr, starts_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads,
+    count_rows, tile_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """A program: one sequence (and head)."""
+    unit = tl.program_id(0)
+    number = unit // list_heads
+    head = (unit - number * list_heads).to(tl.int64)
+    key_start, query_start, _, _, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    whole = seen // BLOCK_SIZE
+    row = head * count_rows + key_start // BLOCK_SIZE + number
+    tiles = tiles_ptr + (head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
+    entries = 0
+    num_tiles = 0
+    for first in range(0, whole, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        total = tl.load(counts_ptr + row + block, mask=block < whole, other=0)
+        start = entries + tl.cumsum(total, 0) - total
+        tl.store(starts_ptr + row + block, start, mask=block < whole)
+        of_block = tl.cdiv(total, ROWS)
+        tile = num_tiles + tl.cumsum(of_block, 0) - of_block
+        for i in range(tl.max(of_block, 0)):
+            mask = i < of_block
+            tl.store(tiles + (tile + i) * 3, start + i * ROWS, mask=mask)
+            tl.store(tiles + (tile + i) * 3 + 1, block, mask=mask)
+            tl.store(tiles + (tile + i) * 3 + 2, tl.minimum(total - i * ROWS, ROWS), mask=mask)
+        entries += tl.sum(total, 0)
+        num_tiles += tl.sum(of_block, 0)
+    tl.store(starts_ptr + row + whole, entries)
+    tl.store(num_tiles_ptr + unit, num_tiles)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_scatter(
+    blocks_ptr, ranks_ptr, starts_ptr, entries_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """A program: CHUNK entries."""
+    entry, block, entries, starts = own_entries(
+        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    rank = tl.load(ranks_ptr + entries + entry, mask=block >= 0, other=0)
+    start = tl.load(starts_ptr + starts + block, mask=block >= 0, other=0)
+    tl.store(entries_ptr + entries + start + rank, entry, mask=block >= 0)
+
+
+@triton.jit
+@no_type_check
+def own_places(starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
+               OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+               CHUNK: tl.constexpr):
+    """A program's CHUNK places and how many its sequence's lists have, where their entries, starts and blocks lie."""
+    unit = tl.program_id(0) // chunks
+    number = unit // list_heads
+    head = (unit - number * list_heads).to(tl.int64)
+    key_start, query_start, _, _, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    place = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
+    rows = (query_start * list_heads + head) * (OTHERS + 1)
+    return place, tl.load(starts + seen // BLOCK_SIZE), head * entry_rows + query_start * OTHERS, starts, rows
+
+
+@triton.jit
+@no_type_check
+def listed_blocks(blocks_ptr, entry, mask, list_heads, OTHERS: tl.constexpr):
+    """Block of each listed entry."""
+    row = (entry // OTHERS).to(tl.int64) * list_heads * (OTHERS + 1)
+    return tl.load(blocks_ptr + row + entry % OTHERS, mask=mask, other=0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_sort(
+    blocks_ptr, entries_ptr, pieces_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, slot_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+):
+    """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
+    place, listed, base, _starts, rows = own_places(
+        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    if tl.min(place, 0) >= listed:
+        return
+    mask = place < listed
+    entry = tl.load(entries_ptr + base + place, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
+    if WIDE:
+        key = tl.where(mask, block.to(tl.int64) * slot_rows + entry, 0x7FFFFFFFFFFFFFFF)
+    else:
+        key = tl.where(mask, block * slot_rows + entry, 0x7FFFFFFF)
+    tl.store(pieces_ptr + base + place, (tl.sort(key) % slot_rows).to(tl.int32), mask=mask)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_merge(
+    blocks_ptr, pieces_ptr, ordered_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
+    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+):
+    """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
+    place, listed, base, starts, rows = own_places(
+        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
+        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+    if tl.min(place, 0) >= listed:
+        return
+    mask = place < listed
+    entry = tl.load(pieces_ptr + base + place, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
+    begin = tl.load(starts + block, mask=mask, other=listed)
+    end = tl.load(starts + block + 1, mask=mask, other=0)
+    before = begin
+    for piece in range(tl.min(begin, 0) // CHUNK * CHUNK, tl.max(end, 0), CHUNK):
+        first = tl.maximum(begin, piece)
+        low = first
+        high = tl.maximum(tl.minimum(end, piece + CHUNK), first)
+        for _step in tl.static_range(STEPS):
+            middle = (low + high) // 2
+            smaller = tl.load(pieces_ptr + base + middle, mask=low < high, other=0x7FFFFFFF) < entry
+            high = tl.where(smaller | (low == high), high, middle)
+            low = tl.where(smaller, middle + 1, low)
+        before += low - first
+    tl.store(ordered_ptr + base + before, entry, mask=mask)

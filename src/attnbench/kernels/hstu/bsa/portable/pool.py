@@ -1,0 +1,59 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Means of the complete blocks of a history: k̄ and v̄ of block-sparse HSTU attention.
+
+    k̄_c = 1/BS Σ_{j in block c} k_j        summed in fp32, rounded once to the precision of k
+
+Means lie as [heads, keys // BS, dims]: a sequence's first block is row (its first key) // BS, so that
+sequences never overlap, whatever their lengths, and no offsets of blocks have to be worked out.
+Pure traffic: K and V are read once.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.bsa.tiles import COUNTS
+from attnbench.kernels.hstu.tiles import sequence
+from attnbench.kernels.shared.rows import load_rows
+
+
+@triton.jit
+@no_type_check
+def block_mean(base, mean, stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+               ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Mean of BLOCK_SIZE rows; ROWS at a time are added up, so that a thread adds its own before any other's."""
+    total = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
+    for start in range(0, BLOCK_SIZE, ROWS * AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            total += load_rows(base, start + i * ROWS, BLOCK_SIZE, stride, DIM, ROWS, BLOCK_DIM, True).to(tl.float32)
+    dims = tl.arange(0, BLOCK_DIM)
+    tl.store(mean + dims, (tl.sum(total, 0) / BLOCK_SIZE).to(mean.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_pool(
+    k_ptr, v_ptr, means_k_ptr, means_v_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    k_row, k_head, v_row, v_head, heads, blocks, mean_rows,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+):
+    """A program: one block of keys and of values."""
+    unit = tl.program_id(0) // blocks
+    block = tl.program_id(0) - unit * blocks
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    key_start, _, _, _, _, seen = sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False,
+                                           HAS_TARGETS, HAS_CACHE)
+    if block >= seen // BLOCK_SIZE:
+        return
+    key = key_start + block * BLOCK_SIZE
+    mean = head * mean_rows + key_start // BLOCK_SIZE + block
+    block_mean(k_ptr + key * k_row + head * k_head, means_k_ptr + mean * ATTN_DIM, k_row, ATTN_DIM, BLOCK_D,
+               BLOCK_SIZE, ROWS, AT_ONCE)
+    block_mean(v_ptr + key * v_row + head * v_head, means_v_ptr + mean * LINEAR_DIM, v_row, LINEAR_DIM, BLOCK_V,
+               BLOCK_SIZE, ROWS, AT_ONCE)

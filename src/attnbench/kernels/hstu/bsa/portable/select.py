@@ -1,0 +1,207 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Compressed, local and sliding branches of block-sparse HSTU attention, and the blocks each query selects.
+
+    out_t = g BS c Σ_b SiLU(α q·k̄_b) v̄_b        over the complete blocks that end at or before t
+          + c Σ_j (g' + g") SiLU(α q·k_j) v_j    over the keys nearby: the local block's up to t under the gate g' of
+                                                 the selected branch, the last w under g" of the sliding one
+    blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
+
+One pass over the means weighs and ranks: the tile of scores is the same.  With one selection for all heads the
+scores are added over them, by a kernel of its own.  With pairs an odd history row is ranked with the query before
+it, where that one is there.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.bsa.tiles import (
+    COUNTS,
+    complete_seen,
+    gate_of,
+    gather_rows,
+    near_begin,
+    near_masks,
+    near_weights,
+    standing,
+)
+from attnbench.kernels.hstu.bsa.topk import empty_list, fold_tile, keys_of, least, store_blocks
+from attnbench.kernels.hstu.tiles import sequence, silu
+from attnbench.kernels.shared.rows import load_rows, store_rows
+
+
+@triton.jit
+@no_type_check
+def ranking_rows(rows, position, seen):
+    """Whose query ranks for each row: its item's, for an action whose item is among the queries."""
+    action = (position % 2 == 1) & (position < seen) & (rows > 0)
+    return tl.where(action, rows - 1, rows)
+
+
+@triton.jit
+@no_type_check
+def rank_tile(best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr,
+              MASKED: tl.constexpr):
+    """Fold the scores [ROWS, BLOCKS] of blocks before the local one into the lists."""
+    keys = keys_of(scores, start, BLOCKS, BITS)
+    if MASKED:
+        keys = tl.where((start + tl.arange(0, BLOCKS))[None, :] < local[:, None], keys, least(BITS))
+    return fold_tile(best, keys, ROWS, BLOCKS, BITS)
+
+
+@triton.jit
+@no_type_check
+def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, local, half_alpha,
+                ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+                ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, TANH: tl.constexpr,
+                MASKED: tl.constexpr):
+    """Weigh and rank the blocks from `start` on."""
+    means = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, not MASKED)
+    scores = tl.dot(q, tl.trans(means), input_precision="ieee")
+    weights = silu(scores, half_alpha, TANH)
+    if MASKED:
+        weights = tl.where((start + tl.arange(0, BLOCKS))[None, :] < visible[:, None], weights, 0.0)
+    means_of_v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, not MASKED)
+    acc = tl.dot(weights.to(q.dtype), means_of_v, acc, input_precision="ieee")
+    if len(best) > 0:
+        if PAIRS:
+            scores = tl.dot(ranker, tl.trans(means), input_precision="ieee")
+        best = rank_tile(best, scores, start, local, ROWS, BLOCKS, BITS, MASKED)
+    return acc, best
+
+
+@triton.jit
+@no_type_check
+def near_sum(acc, q, k_base, v_base, start, queries, first_query, seen, of_local, of_window, k_row, v_row, half_alpha,
+             ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+             BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+             TANH: tl.constexpr, HAS_TARGETS: tl.constexpr):
+    """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
+    rows = start + tl.arange(0, ROWS)
+    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
+    for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
+        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
+        in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
+                                         local[:, None], seen, WINDOW, BLOCK_SIZE)
+        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
+        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+    if HAS_TARGETS:
+        # A target is a key of its own alone, in the selected branch and in the sliding one.
+        target = (rows < queries) & (position >= seen)
+        own = gather_rows(k_base, position, target, k_row, ATTN_DIM, BLOCK_D)
+        weight = silu(tl.sum(q.to(tl.float32) * own.to(tl.float32), 1), half_alpha, TANH)
+        weight *= (of_local + of_window) if WINDOW > 0 else of_local
+        own = gather_rows(v_base, position, target, v_row, LINEAR_DIM, BLOCK_V)
+        acc += weight[:, None] * own.to(tl.float32)
+    return acc
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_select(
+    q_ptr, k_ptr, v_ptr, means_k_ptr, means_v_ptr, gates_ptr, out_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
+    num_targets_ptr, q_row, q_head, k_row, k_head, v_row, v_head, heads, tiles, mean_rows, half_alpha, scale,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEYS: tl.constexpr, BITS: tl.constexpr, TANH: tl.constexpr,
+):
+    """A program: one tile of queries of one pair, the longest rows first."""
+    # Which tile: of a pair of sequence and head the longest rows first.
+    unit = tl.program_id(0) // tiles
+    tile = tiles - 1 - (tl.program_id(0) - unit * tiles)
+    number = unit // heads
+    head = (unit - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = tile * ROWS
+    if start >= queries:
+        return
+    rows = start + tl.arange(0, ROWS)
+    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    visible = complete_seen(stand, seen, BLOCK_SIZE)
+    q_base = q_ptr + query_start * q_row + head * q_head
+    q = load_rows(q_base, start, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
+    ranker = q
+    if PAIRS and not SHARED:
+        ranker = gather_rows(q_base, ranking_rows(rows, position, seen), rows < queries, q_row, ATTN_DIM, BLOCK_D)
+    whole = seen // BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * LINEAR_DIM
+    acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    best = empty_list(rows, 0 if SHARED else COUNTS - 1, BITS)
+
+    # Blocks before the local one of the first row are candidates of, and seen by, all rows.
+    _, _, of_first = standing(start, first_query, seen, BLOCK_SIZE)
+    _, last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
+    split = of_first // BLOCKS * BLOCKS
+    end = complete_seen(last, seen, BLOCK_SIZE)
+    for block in range(0, split, BLOCKS):
+        acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
+                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, False)
+    for block in range(split, end, BLOCKS):
+        acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
+                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, True)
+
+    if not SHARED:
+        store_blocks(blocks_ptr + (query_start * heads + head) * COUNTS, best, rows, queries, first_query, seen,
+                     COUNTS, BLOCK_SIZE, BITS, heads * COUNTS)
+
+    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
+    of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, GATES)
+    of_window = of_local
+    if WINDOW > 0:
+        of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, GATES)
+    acc = near_sum(acc * (gate * BLOCK_SIZE)[:, None], q, k_ptr + key_start * k_row + head * k_head,
+                   v_ptr + key_start * v_row + head * v_head, start, queries, first_query, seen, of_local, of_window,
+                   k_row, v_row, half_alpha, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, WINDOW, ROWS, KEYS,
+                   TANH, HAS_TARGETS)
+    out_row = heads * LINEAR_DIM
+    store_rows(out_ptr + query_start * out_row + head * LINEAR_DIM, start, queries, out_row, acc * scale, LINEAR_DIM,
+               ROWS, BLOCK_V)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_bsa_select_shared(
+    q_ptr, means_k_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, q_row, q_head, heads, tiles,
+    mean_rows, ATTN_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr,
+    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """A program: one tile of queries of one sequence, through all heads for each tile of blocks."""
+    number = tl.program_id(0) // tiles
+    tile = tiles - 1 - (tl.program_id(0) - number * tiles)
+    key_start, query_start, keys, first_query, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = tile * ROWS
+    if start >= queries:
+        return
+    rows = start + tl.arange(0, ROWS)
+    position, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    rankers = rows
+    if PAIRS:
+        rankers = ranking_rows(rows, position, seen)
+    best = empty_list(rows, COUNTS - 1, BITS)
+    if COUNTS > 1:
+        _, _, end = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
+        for block in range(0, end, BLOCKS):
+            scores = tl.zeros([ROWS, BLOCKS], tl.float32)
+            for head in range(heads):
+                wide = tl.cast(head, tl.int64)
+                q = gather_rows(q_ptr + query_start * q_row + wide * q_head, rankers, rows < queries, q_row, ATTN_DIM,
+                                BLOCK_D)
+                means = load_rows(means_k_ptr + (wide * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM, block, end,
+                                  ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
+                scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
+            best = rank_tile(best, scores, block, local, ROWS, BLOCKS, BITS, True)
+    store_blocks(blocks_ptr + query_start * COUNTS, best, rows, queries, first_query, seen, COUNTS, BLOCK_SIZE, BITS,
+                 COUNTS)

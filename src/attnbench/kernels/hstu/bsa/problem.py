@@ -1,0 +1,100 @@
+"""One block-sparse HSTU call in numbers, all known to the host.  Imports without triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BsaProblem:
+    """Numbers of one call, all known to the host."""
+
+    batch: int
+    heads: int
+    queries: int
+    "of all sequences"
+    keys: int
+    "of all sequences"
+    max_seqlen: int
+    max_seqlen_q: int
+    attn_dim: int
+    linear_dim: int
+    dtype: torch.dtype
+    block_size: int
+    block_counts: int
+    local_window: int
+    "0: no sliding branch"
+    gates: int
+    "branches that have a gate: 0, 2 or 3"
+    alpha: float
+    scaling_seqlen: int
+    shared: bool
+    pairs: bool
+    has_targets: bool
+    has_cache: bool
+
+    @property
+    def units(self) -> int:
+        """Pairs of sequence and head."""
+        return self.batch * self.heads
+
+    @property
+    def others(self) -> int:
+        """Blocks a query selects beside its local one."""
+        return self.block_counts - 1
+
+    @property
+    def list_heads(self) -> int:
+        """Heads with lists of their own."""
+        return 1 if self.shared else self.heads
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def block_d(self) -> int:
+        """Columns of a tile of queries or keys: a power of two, at least the 16 of a tensor core."""
+        return max(16, 1 << (self.attn_dim - 1).bit_length())
+
+    @property
+    def block_v(self) -> int:
+        """The same of values."""
+        return max(16, 1 << (self.linear_dim - 1).bit_length())
+
+    @property
+    def mean_rows(self) -> int:
+        """Rows of the means of a head."""
+        return self.keys // self.block_size
+
+    @property
+    def count_rows(self) -> int:
+        """Starts of the lists of a head: a sequence has one more than blocks."""
+        return self.mean_rows + self.batch
+
+    @property
+    def slot_rows(self) -> int:
+        """Partial rows of a pair."""
+        return self.max_seqlen_q * self.others
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of a ranking key that name the block: 32 where the scores need all of theirs.
+
+        A key of b bits rounds a score to 2**(b - 23) of itself.  `selection_faults` of the workload grants
+        four roundings of the inputs' precision, of which the means take one; 12 and 15 bits take one more.
+        """
+        bits = max(1, (self.max_seqlen // self.block_size).bit_length())
+        most = {torch.float16: 12, torch.bfloat16: 15}.get(self.dtype, 0)
+        return bits if bits <= most else 32
+
+    def attend_tiles(self, rows: int) -> int:
+        """Most tiles that the lists of a pair come to: full ones, and a last one for each block."""
+        return self.slot_rows // rows + self.max_seqlen // self.block_size
+
+    def tile_rows(self, rows: int) -> int:
+        """Rows of a head in the table of tiles."""
+        return self.queries * self.others // rows + self.mean_rows

@@ -1,0 +1,1 @@
+"""Dense HSTU attention: forward and backward."""

@@ -1,0 +1,107 @@
+"""Launch the dense HSTU backward that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.hstu.dense.configs import BackwardConfig, ColumnConfig, RowConfig
+from attnbench.kernels.hstu.dense.portable.backward import (
+    hstu_dense_backward_columns,
+    hstu_dense_backward_round,
+    hstu_dense_backward_rows,
+)
+from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.shared.tiling import block_of, group_of
+
+
+def launch_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+    config: BackwardConfig, workspace: Tensor | None,
+) -> None:
+    """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
+
+    Args:
+        q: [Tq, H, D], last dim contiguous, as all of them.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        dout: [Tq, H, Dv].
+        dq: like q; every row is written, as in dk and dv.
+        dk: like k.
+        dv: like v.
+        problem: sequences, mask and factors; checked before.
+        config: tiles, code path, and whether dQ comes by atomics.
+        workspace: fp32 [Tq, H, D], contiguous, where it does (`workspace_shape`).
+
+    Raises:
+        ValueError: the configuration asks for the Hopper kernel and it cannot run this; the one line says why.
+    """
+    if config.columns.atomic:
+        assert workspace is not None
+        workspace.zero_()
+        if config.columns.hopper:
+            from attnbench.kernels.hstu.dense.hopper.backward import launch_hopper_backward
+
+            launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        else:
+            _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+        _round(workspace, dq, problem)
+        return
+    if config.columns.hopper:
+        raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
+    assert config.rows is not None
+    _columns(q, k, v, dout, dq, dk, dv, problem, config.columns)
+    _rows(q, k, v, dout, dq, problem, config.rows)
+
+
+def workspace_shape(q: Tensor, config: BackwardConfig) -> tuple[int, ...] | None:
+    """Shape of the fp32 workspace: 4 D bytes a query and head where dQ comes by atomics, else none."""
+    return tuple(q.shape) if config.columns.atomic else None
+
+
+def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+             config: ColumnConfig) -> None:
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
+    if tiles * pairs == 0:
+        return
+    reread = problem.max_seqlen_q * (attn_dim + linear_dim) * q.element_size()
+    if config.atomic:
+        reread += problem.max_seqlen_q * attn_dim * dq.element_size()
+    through = (q, dout, dq) if config.atomic else (q, dout)
+    tma = config.loads == "tma" and all(map(takes_tma, through))
+    described = [descriptor(x, config.block_m, block_of(x.shape[2])) if tma else None for x in through]
+    strides = [stride for x in (q, k, v, dout, dq, dk, dv) for stride in x.stride()[:2]]
+    for part in ("dv", "dk") if config.split else ("both",):
+        hstu_dense_backward_columns[(tiles * pairs,)](
+            q, k, v, dout, dq, dk, dv, *described, *[None] * (3 - len(described)), problem.offsets, problem.offsets_q,
+            problem.num_targets, *strides, problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2,
+            1 / problem.scaling_seqlen, heads, pairs, tiles, group_of(reread, config.section_mib, pairs),
+            problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
+            **blocks_of(attn_dim, linear_dim), ATOMIC=config.atomic and part != "dv", TMA=tma, PART=part,
+            **config.options())
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: RowConfig) -> None:
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0:
+        return
+    reread = problem.max_seqlen * (attn_dim + linear_dim) * k.element_size()
+    tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
+    described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
+    strides = [stride for x in (q, k, v, dout, dq) for stride in x.stride()[:2]]
+    hstu_dense_backward_rows[(tiles * pairs,)](
+        q, k, v, dout, dq, *described, problem.offsets, problem.offsets_q, problem.num_targets, *strides,
+        problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2, heads, pairs, tiles,
+        group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
+        **problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma, **config.options())
+
+
+def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
+    queries, heads, dims = dq.shape
+    rows, together = queries * heads, 4096 // block_of(dims)
+    if not rows:
+        return
+    hstu_dense_backward_round[(-(-rows // together),)](
+        total, dq, *dq.stride()[:2], rows, heads, problem.alpha / problem.scaling_seqlen / 2, ATTN_DIM=dims,
+        BLOCK_D=block_of(dims), ROWS=together, num_warps=4)

@@ -1,0 +1,279 @@
+"""How the dense HSTU kernels are cut: tiles, warps, stages, code paths, and the tuned defaults.
+
+The defaults are data, in ``configs.toml`` beside this file: the first row that fits is taken.  Those of the kernels
+for Hopper have tables of their own, for not every problem is one of these kernels'.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+_TABLE = Path(__file__).with_name("configs.toml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tiles:
+    block_m: int
+    "rows of a tile"
+    block_n: int
+    "keys of a tile"
+    warps: int
+    stages: int
+    "tiles of keys (rows, in dK and dV) in flight"
+    masked_stages: int = 1
+    "the same of the masked tiles; more of them are more registers"
+    loads: str = "pointer"
+    "pointer, or tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
+    registers: int | None = None
+    "most of a thread, to have more programs on an SM; None: the compiler's choice"
+    silu: str = "tanh"
+    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+    precision: str = "ieee"
+    "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
+    section_mib: float = 24.0
+    "programs next to one another share this much of the L2"
+
+    def flags(self) -> dict[str, Any]:
+        """What of the cut is compiled into a kernel."""
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
+                "PRECISION": self.precision, "MASKED_STAGES": self.masked_stages}
+
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told beside the kernel's arguments."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.registers} if self.registers else {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardConfig(_Tiles):
+    """Cut of the forward kernel."""
+
+    order: str = "plain"
+    """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
+    ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90), in programs that draw their jobs"""
+
+    def __post_init__(self) -> None:
+        _known(self, order=("plain", "ahead", "ws"))
+
+    @property
+    def hopper(self) -> bool:
+        """Whether this is a cut of the kernel in hopper.forward, whose warps have jobs of their own."""
+        return self.order == "ws"
+
+    def hopper_bytes(self, block_d: int, block_v: int, *, q_stages: int = 1) -> int:
+        """Shared memory of that kernel for tiles of so many columns, of 16-bit numbers; barriers beside it.
+
+        Values are held a step longer than keys: a stage more.  Output of as many columns leaves from the queries'.
+        """
+        keys = self.block_n * (self.stages * block_d + (self.stages + 1) * block_v)
+        return 2 * (keys + self.block_m * (q_stages * block_d + (block_v if block_v != block_d else 0)))
+
+    def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
+        """What of the cut is compiled into that kernel."""
+        ahead = self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
+        return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "ROOM": 2 if ahead else 1,
+                "GROUPS": self.block_m // 64, "APPROXIMATE": self.silu == "tanh",
+                "REGISTERS": WARPGROUPS[self.warps]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnConfig(_Tiles):
+    """Cut of the backward kernel that takes a tile of keys through its rows."""
+
+    atomic: bool = False
+    "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
+    order: str = "plain"
+    "ws: the kernel of hopper.backward (sm_90), where a warp of its own loads for two warpgroups of 64 keys"
+    split: bool = False
+    "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
+
+    def __post_init__(self) -> None:
+        _known(self, order=("plain", "ws"))
+
+    @property
+    def hopper(self) -> bool:
+        """Whether this is a cut of the kernel in hopper.backward, whose warps have jobs of their own."""
+        return self.order == "ws"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowConfig(_Tiles):
+    """Cut of the backward kernel that takes a tile of rows through its keys, for dQ alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardConfig:
+    """Cut of the backward: columns alone where these add up dQ by atomics, else columns and rows."""
+
+    columns: ColumnConfig
+    rows: RowConfig | None
+    "None: dQ comes by atomics"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every sum has one order."""
+        return not self.columns.atomic
+
+
+def _known(config: _Tiles, **accepted: tuple[str, ...]) -> None:
+    for name, words in accepted.items():
+        if getattr(config, name) not in words:
+            raise ValueError(f"{name}={getattr(config, name)} is not known; one of {', '.join(words)}")
+
+
+_Cut = TypeVar("_Cut", bound=_Tiles)
+
+WARPGROUPS = {8: 240, 12: 160}
+"Warps beside the loader of the Hopper forward, and how many registers each thread of them has."
+HOPPER_SHARED_BYTES = 227 * 1024 - 1024
+"Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), less what barriers may take."
+
+
+def hopper_fault(
+    config: ForwardConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
+) -> str | None:
+    """Why the Hopper forward cannot be launched so, behind the configuration's name; None where it can.
+
+    Args:
+        config: with the order ws.
+        capability: of the card; None: not asked.
+        item_bytes: of an element.
+        attn_dim: of queries and keys.
+        linear_dim: of values.
+    """
+    block_d, block_v = (max(16, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
+    shared = config.hopper_bytes(block_d, block_v)
+    odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
+         f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
+        (config.block_n not in (32, 64, 128), f"has tiles of {config.block_n} keys; 32, 64 or 128"),
+        (config.stages < 1, "has no stage; at least 1"),
+        ((config.registers, config.masked_stages) != (None, 1),
+         "has its own registers and masked tiles; neither given"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (shared > HOPPER_SHARED_BYTES,
+         f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
+
+
+def hopper_columns_fault(
+    config: ColumnConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
+) -> str | None:
+    """Why the Hopper backward cannot be launched so; arguments as of `hopper_fault`, the order ws."""
+    wide = max(attn_dim, linear_dim) > 128
+    block_d, block_v = (max(128 if wide else 32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
+    keys = 64 if wide else 128
+    # Keys and values; queries and dO, of which a wide tile is alone; dS twice, and if wide A; parts of dQ.
+    held = 2 * keys * (block_d + block_v) + 2 * config.stages * 64 * block_d + 2 * 2 * 128 * 64
+    held += 2 * (1 if wide else config.stages) * 64 * block_v + 4 * 64 * (128 if wide else block_d)
+    odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
+    for wrong, said in (
+        (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
+        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        ((config.block_m, config.block_n, config.warps) != (64, keys, 8),
+         f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8"),
+        (not config.atomic or config.split, "adds up dQ beside dK and dV; atomic and no split"),
+        ((config.registers, config.masked_stages) != (None, 1),
+         "has its own registers and masked tiles; neither given"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (held > HOPPER_SHARED_BYTES,
+         f"takes {held // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+    ):
+        if wrong:
+            return said
+    return None
+
+
+def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> ForwardConfig:
+    """Tuned default of the portable forward.
+
+    Args:
+        capability: of the card; (0, 0) is the interpreter.
+        item_bytes: of an element.
+        dim: the larger of attention and linear dim.
+        seqlen: most rows of a sequence.
+    """
+    return _pick("forward", ForwardConfig, capability, item_bytes, dim, seqlen)
+
+
+def backward_config(
+    capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, deterministic: bool
+) -> BackwardConfig:
+    """Tuned default of the portable backward; arguments as in `forward_config`."""
+    if not deterministic:
+        return BackwardConfig(columns=_pick("atomic", ColumnConfig, capability, item_bytes, dim, seqlen), rows=None)
+    return BackwardConfig(columns=_pick("columns", ColumnConfig, capability, item_bytes, dim, seqlen),
+                          rows=_pick("rows", RowConfig, capability, item_bytes, dim, seqlen))
+
+
+def hopper_forward_config(
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+) -> ForwardConfig | None:
+    """Tuned default of the Hopper forward; None where that kernel cannot be launched so.
+
+    Args:
+        capability: of the card; (0, 0) is the interpreter.
+        item_bytes: of an element.
+        attn_dim: of queries and keys.
+        linear_dim: of values.
+        seqlen: most rows of a sequence.
+    """
+    if capability != (9, 0) or item_bytes != 2:
+        return None
+    found = _pick("hopper_forward", ForwardConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
+    return None if fault else found
+
+
+def hopper_columns_config(
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+) -> ColumnConfig | None:
+    """Tuned default of the Hopper backward, which is atomic; as of `hopper_forward_config`."""
+    if capability != (9, 0) or item_bytes != 2:
+        return None
+    found = _pick("hopper_atomic", ColumnConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    fault = hopper_columns_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim,
+                                 linear_dim=linear_dim)
+    return None if fault else found
+
+
+def tuned(kernel: str) -> list[dict[str, Any]]:
+    """Rows of a table, in the order they are tried: forward, columns, rows, atomic, hopper_forward, hopper_atomic."""
+    return list(_table()[kernel])
+
+
+def config_of(kernel: str, row: Mapping[str, Any]) -> _Tiles:
+    """The cut a row of the table stands for."""
+    cls: type[_Tiles] = {"forward": ForwardConfig, "hopper_forward": ForwardConfig, "rows": RowConfig}.get(
+        kernel, ColumnConfig)
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls) if field.name in row}
+    if kernel.endswith("atomic"):
+        values["atomic"] = True
+    return cls(**values)
+
+
+@cache
+def _pick(kernel: str, cls: type[_Cut], capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> _Cut:
+    for row in tuned(kernel):
+        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
+                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)):
+            found = config_of(kernel, row)
+            assert isinstance(found, cls)
+            return found
+    raise AssertionError(f"configs.toml has no row {kernel} for {capability}, {item_bytes}, {dim}, {seqlen}")
+
+
+@cache
+def _table() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))

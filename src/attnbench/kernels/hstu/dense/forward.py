@@ -1,0 +1,77 @@
+"""Launch the dense HSTU forward that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
+from attnbench.kernels.hstu.dense.hopper.forward import hstu_hopper_forward
+from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
+from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.hopper import ROWS, is_rows, rows_of
+from attnbench.kernels.shared.tiling import block_of, group_of
+
+
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
+    """Compute `out` [Tq, H, Dv]; nothing waits for the device, and but for a ticket's four bytes nothing is allocated.
+
+    Args:
+        q: [Tq, H, D], last dim contiguous, as all of them.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        out: like v with the rows of q; every row is written.
+        problem: sequences, mask and factors; checked before.
+        config: tiles and code path.
+
+    Raises:
+        ValueError: the code path is that of sm_90 and something does not fit it; one line says what.
+    """
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0 or out.numel() == 0:
+        return
+    if config.hopper:
+        _launch_hopper(q, k, v, out, problem, config)
+        return
+    tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
+    described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
+    strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
+    hstu_dense_forward[(tiles * pairs,)](
+        q, k, v, out, *described, problem.offsets, problem.offsets_q, problem.num_targets, *strides,
+        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
+        group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
+        problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
+        **blocks_of(attn_dim, linear_dim), TMA=tma, AHEAD=config.order == "ahead",
+        **config.options())
+
+
+def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
+    """Launch the kernel for sm_90 on tensors that hold something.
+
+    Raises:
+        ValueError: the card, the precision, a dim or how a tensor lies does not fit; one line says which.
+    """
+    (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
+    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=attn_dim,
+                         linear_dim=linear_dim)
+    if fault:
+        raise wrong("forward.order", config.order, fault, "another order")
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if not is_rows(x):
+            raise wrong(f"{name}.stride", x.stride(), f"is no multiple of 16 bytes, as order={config.order} needs",
+                        "an aligned tensor, or another order")
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    block_d, block_v = block_of(attn_dim), block_of(linear_dim)
+    group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
+    programs = min(tiles * pairs, processors(q))
+    # Few jobs are not drawn, and a launch is one kernel: no zero is written before it.
+    draws = tiles * pairs > programs
+    drawn = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
+    hstu_hopper_forward[(programs,)](
+        rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
+        rows_of(out, ROWS.value, block_v), drawn, problem.offsets, problem.offsets_q, problem.num_targets,
+        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group,
+        problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=draws, **problem.flags(),
+        **config.hopper_flags(block_d, block_v))

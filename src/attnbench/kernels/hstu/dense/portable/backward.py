@@ -1,0 +1,216 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Dense HSTU attention backward: S is worked out again, nothing of the forward is kept.
+
+    dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
+
+A column program takes a tile of keys through the rows that see them, dK and dV in registers: four products a
+tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
+programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
+programs, which add its parts up in fp32 by atomics (five products, the order of sums differs each time;
+workspace 4 D bytes a query and head, and two passes over it).  The latter has a form of its own for Hopper, in
+hopper.backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.tiles import (
+    COUNTS,
+    load_whole,
+    masked_tile,
+    rows_of_keys,
+    sees,
+    sequence,
+    silu_and_slope,
+    tiles_of_rows,
+)
+from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
+
+if TYPE_CHECKING:
+
+    pass
+
+
+@triton.jit
+@no_type_check
+def fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
+              MASKED: tl.constexpr, PART: tl.constexpr):
+    """One tile of rows into dK and dV (or only one of them) of the tile of keys; gives dSᵀ too."""
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    if MASKED:
+        weights = tl.where(see, weights, 0.0)
+        slope = tl.where(see, slope, 0.0)
+    # A is done with before dOVᵀ is begun: both at once are more than the registers hold.
+    if PART != "dk":
+        dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    down = weights.to(q.dtype)
+    if PART != "dv":
+        above = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        down = (above * slope).to(q.dtype)  # [BLOCK_N, BLOCK_M]
+        dk = tl.dot(down, q, dk, input_precision=PRECISION)
+    return dk, dv, down
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_dense_backward_columns(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_desc, dout_desc, dq_desc,
+    offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head, dk_row, dk_head, dv_row,
+    dv_head, half_alpha, dk_scale, dv_scale, heads, pairs, tiles, group, contextual_len, window,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr, PART: tl.constexpr,
+):
+    """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into the fp32 `dq_ptr`."""
+    # Which tile of keys: the first keys are seen by most rows.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = (pair - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = tile * BLOCK_N
+    if start >= keys:
+        return
+    q_base = q_ptr + query_start * q_row + head * q_head
+    dout_base = dout_ptr + query_start * dout_row + head * dout_head
+    dq_base = dq_ptr + query_start * dq_row + head * dq_head
+    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    v = load_rows(v_ptr + key_start * v_row + head * v_head, start, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+    keys_at = start + tl.arange(0, BLOCK_N)[:, None]
+    # What is not a part of this launch is a tile of one element.
+    dk = tl.zeros([1, 1] if PART == "dv" else [BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
+
+    # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
+    low, all_low, all_high, high = rows_of_keys(start, tl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
+                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    front = 0
+    if HAS_PREFIX:
+        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + BLOCK_M - 1) // BLOCK_M, 0)
+    begin = tl.maximum(tl.maximum(low - first_query, 0) // BLOCK_M, front)
+    end = tl.maximum((tl.maximum(high - first_query, 0) + BLOCK_M - 1) // BLOCK_M, begin)
+    whole = (tl.maximum(all_low - first_query, 0) + BLOCK_M - 1) // BLOCK_M
+    whole = tl.minimum(tl.maximum(whole, begin), end)
+    # A last tile that is not whole is masked: behind it lies another sequence.
+    split = tl.maximum(all_high - first_query, 0) // BLOCK_M
+    split = tl.minimum(tl.maximum(split, whole), end)
+    for at in tl.range(whole * BLOCK_M, split * BLOCK_M, BLOCK_M, disable_licm=True):
+        q = load_whole(q_base, q_desc, at, query_start, head, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, TMA)
+        dout = load_whole(dout_base, dout_desc, at, query_start, head, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, TMA)
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, APPROXIMATE, PRECISION, False, PART)
+        if ATOMIC:
+            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+            if TMA:
+                dq_desc.atomic_add([tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
+                                   part.reshape(BLOCK_M, 1, BLOCK_D))
+            else:
+                add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+    before = front + whole - begin
+    for index in tl.range(0, before + end - split, num_stages=MASKED_STAGES, disable_licm=True):
+        tile_m = tl.where(index < before, begin + index - front, split + index - before)
+        if HAS_PREFIX:
+            tile_m = tl.where(index < front, index, tile_m)
+        at = tile_m * BLOCK_M
+        q = load_rows(q_base, at, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
+        dout = load_rows(dout_base, at, queries, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, False)
+        rows = first_query + at + tl.arange(0, BLOCK_M)[None, :]
+        see = sees(rows, keys_at, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE, PRECISION, True, PART)
+        if ATOMIC:
+            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+            add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+    if PART != "dv":
+        store_rows(dk_ptr + key_start * dk_row + head * dk_head, start, keys, dk_row, dk * dk_scale, ATTN_DIM,
+                   BLOCK_N, BLOCK_D)
+    if PART != "dk":
+        store_rows(dv_ptr + key_start * dv_row + head * dv_head, start, keys, dv_row, dv * dv_scale, LINEAR_DIM,
+                   BLOCK_N, BLOCK_V)
+
+
+@triton.jit
+@no_type_check
+def fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
+              MASKED: tl.constexpr):
+    """One tile of keys into dQ of the tile of rows."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    _, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    down = above * slope
+    if MASKED:
+        down = tl.where(see, down, 0.0)
+    return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_dense_backward_rows(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head,
+    half_alpha, dq_scale, heads, pairs, tiles, group, contextual_len, window,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED_STAGES: tl.constexpr,
+):
+    """DQ of a tile of rows."""
+    # Which tile of rows: the last see most keys.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = (pair - number * heads).to(tl.int64)
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = (tiles - 1 - tile) * BLOCK_M
+    if start >= queries:
+        return
+    q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
+    dout = load_rows(dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM,
+                     BLOCK_M, BLOCK_V, False)
+    k_base = k_ptr + key_start * k_row + head * k_head
+    v_base = v_ptr + key_start * v_row + head * v_head
+    first = first_query + start
+    begin, whole, split, end, own, count = tiles_of_rows(
+        first, tl.minimum(first + BLOCK_M, keys) - 1, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+        HAS_WINDOW, BLOCK_N)
+    rows = first + tl.arange(0, BLOCK_M)[:, None]
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
+        k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+        v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, APPROXIMATE, PRECISION, False)
+    for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+        k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+                   HAS_WINDOW)
+        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE, PRECISION, True)
+    store_rows(dq_ptr + query_start * dq_row + head * dq_head, start, queries, dq_row, dq * dq_scale, ATTN_DIM,
+               BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_dense_backward_round(sum_ptr, dq_ptr, dq_row, dq_head, rows, heads, dq_scale, ATTN_DIM: tl.constexpr,
+                              BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ."""
+    # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    query = first // heads
+    behind = (first - query * heads).to(tl.int32) + tl.arange(0, ROWS)
+    dims = tl.arange(0, BLOCK_D)
+    mask = (first + tl.arange(0, ROWS) < rows)[:, None]
+    if ATTN_DIM != BLOCK_D:
+        mask = mask & (dims[None, :] < ATTN_DIM)
+    total = tl.load(sum_ptr + first * ATTN_DIM + (tl.arange(0, ROWS)[:, None] * ATTN_DIM + dims[None, :]), mask=mask)
+    where = (query + behind // heads) * dq_row + (behind % heads).to(tl.int64) * dq_head
+    tl.store(dq_ptr + where[:, None] + dims[None, :], (total * dq_scale).to(dq_ptr.dtype.element_ty), mask=mask)

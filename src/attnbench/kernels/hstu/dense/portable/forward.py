@@ -1,0 +1,102 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Dense HSTU attention forward: a program takes a tile of rows through the keys they see.
+
+    O = c Σ_tiles SiLU(α Q Kᵀ) ∘ M · V        first the key tiles that every row sees, unmasked, then the others
+
+There is no softmax: no maximum, no rescaling, and the factor c comes once at the end.  Programs start with the
+longest rows.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values fit the L2
+together, since each row tile of a pair reads them all again.  No workspace, but for the Hopper kernel's ticket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.tiles import (
+    COUNTS,
+    load_whole,
+    masked_tile,
+    sees,
+    sequence,
+    silu,
+    tiles_of_rows,
+)
+from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
+
+if TYPE_CHECKING:
+
+    pass
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_dense_forward(
+    q_ptr, k_ptr, v_ptr, out_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
+    half_alpha, scale, heads, pairs, tiles, group, contextual_len, window,
+    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr, AHEAD: tl.constexpr,
+):
+    """The output of a tile of rows."""
+    # Which tile: the longest rows of a section of pairs first.
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    key_start, query_start, keys, first_query, prefix, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    queries = keys - first_query
+    start = (tiles - 1 - tile) * BLOCK_M
+    if start >= queries:
+        return
+    q_base = q_ptr + query_start * q_row + head.to(tl.int64) * q_head
+    k_base = k_ptr + key_start * k_row + head.to(tl.int64) * k_head
+    v_base = v_ptr + key_start * v_row + head.to(tl.int64) * v_head
+    q = load_rows(q_base, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+    first = first_query + start
+    last = tl.minimum(first + BLOCK_M, keys) - 1
+    begin, whole, split, end, own, count = tiles_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX,
+                                                         HAS_TARGETS, HAS_WINDOW, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    if AHEAD:
+        if whole < split:
+            k = load_whole(k_base, k_desc, whole * BLOCK_N, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
+            for at in tl.range(whole * BLOCK_N, (split - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
+                following = at + BLOCK_N
+                k = load_whole(k_base, k_desc, following, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+                acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+                # Beside the product above, which nothing waits for until here is done.
+                weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            at = (split - 1) * BLOCK_N
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+    else:
+        for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
+            k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+            weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+
+    rows = first + tl.arange(0, BLOCK_M)[:, None]
+    for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
+        k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
+                   HAS_WINDOW)
+        weights = tl.where(see, silu(scores, half_alpha, APPROXIMATE), 0.0).to(v.dtype)
+        acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+
+    out_base = out_ptr + query_start * out_row + head.to(tl.int64) * out_head
+    store_rows(out_base, start, queries, out_row, acc * scale, LINEAR_DIM, BLOCK_M, BLOCK_V)

@@ -1,0 +1,225 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the dense HSTU kernels are made of: a sequence's shape, ranges of tiles, whole loads, the mask, SiLU.
+
+A sequence of n keys is ``[prefix | history | targets]``: C prefix rows, `seen` = n - T rows before the T
+targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  For the
+window W a position p counts: all prefix rows are one place, all targets are one place.
+
+    row i sees key j    (j < seen or j = i) and (j <= i or i < C, if causal)
+                        and (p(i) - p(j) <= W [and p(j) - p(i) <= W, if not causal] or i < C, if windowed)
+
+The ranges below are the same rule solved for whole tiles: what no row of a tile sees is never loaded, and
+what every row sees is not masked.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.shared.rows import load_rows
+
+COUNTS = ("contextual_len", "group", "heads", "pairs", "rows", "tiles", "window")
+"""Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
+than SMs are drawn."""
+
+
+@triton.jit
+@no_type_check
+def sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX: tl.constexpr,
+             HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr):
+    """First key and query in the packed tensors (int64), keys, position of query 0, prefix, rows before targets."""
+    key_start = tl.load(offsets_ptr + number).to(tl.int64)
+    keys = (tl.load(offsets_ptr + number + 1) - key_start).to(tl.int32)
+    query_start = key_start
+    first_query = 0
+    if HAS_CACHE:
+        query_start = tl.load(offsets_q_ptr + number).to(tl.int64)
+        first_query = keys - (tl.load(offsets_q_ptr + number + 1) - query_start).to(tl.int32)
+    seen = keys
+    if HAS_TARGETS:
+        seen = keys - tl.load(num_targets_ptr + number).to(tl.int32)
+    prefix = 0
+    if HAS_PREFIX:
+        prefix = tl.minimum(contextual_len, seen)
+    return key_start, query_start, keys, first_query, prefix, seen
+
+
+@triton.jit
+@no_type_check
+def place(position, prefix, seen, HAS_PREFIX: tl.constexpr):
+    """Where a row stands for the window; only differences count."""
+    position = tl.minimum(position, seen)
+    if HAS_PREFIX:
+        position = tl.maximum(position, prefix - 1)
+    return position
+
+
+@triton.jit
+@no_type_check
+def sees(rows, keys, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
+         HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The mask of a tile, broadcast over rows and keys in either order."""
+    see = keys < seen
+    if HAS_TARGETS:
+        see |= keys == rows
+    near = keys == keys
+    if CAUSAL:
+        near = keys <= rows
+    if HAS_WINDOW:
+        ahead = place(keys, prefix, seen, HAS_PREFIX) - place(rows, prefix, seen, HAS_PREFIX)
+        near &= ahead >= -window
+        if not CAUSAL:
+            near &= ahead <= window
+    if HAS_PREFIX:
+        near |= rows < prefix
+    return see & near
+
+
+@triton.jit
+@no_type_check
+def keys_of_rows(first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
+                 HAS_WINDOW: tl.constexpr):
+    """Keys before the targets that some row of [first, last] sees, and within them those that all see."""
+    low = 0
+    all_low = 0
+    high = seen
+    all_high = seen
+    if CAUSAL:
+        high = tl.minimum(last + 1, seen)
+        all_high = tl.minimum(first + 1, seen)
+    if HAS_WINDOW:
+        low = tl.minimum(first, seen) - window
+        low = tl.where(low < prefix, 0, low)
+        all_low = tl.minimum(last, seen) - window
+        all_low = tl.where(all_low < prefix, 0, all_low)
+        if not CAUSAL:
+            high = tl.minimum(seen, last + window + 1)
+            all_high = tl.minimum(seen, first + window + 1)
+    if HAS_PREFIX:
+        mixed = first < prefix
+        low = tl.where(mixed, 0, low)
+        high = tl.where(mixed, seen, high)
+        if CAUSAL or HAS_WINDOW:
+            # The first row behind the prefix sees at least itself ahead.
+            all_high = tl.where(mixed, prefix + 1, all_high)
+        whole = last < prefix
+        all_low = tl.where(whole, 0, all_low)
+        all_high = tl.where(whole, seen, tl.minimum(all_high, seen))
+    return low, all_low, all_high, high
+
+
+@triton.jit
+@no_type_check
+def rows_of_keys(first, last, rows, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
+                 HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Rows behind the prefix that see some key of [first, last], and within them those that see all."""
+    low = 0
+    all_low = 0
+    high = rows
+    all_high = rows
+    if CAUSAL:
+        low = first
+        all_low = last
+    if HAS_WINDOW:
+        # A key of the prefix stands where the prefix's last one does.
+        near = tl.maximum(tl.minimum(last, seen - 1), prefix - 1) + window
+        high = tl.where(near >= seen, rows, near + 1)
+        near = tl.maximum(first, prefix - 1) + window
+        all_high = tl.where(near >= seen, rows, near + 1)
+        if not CAUSAL:
+            low = tl.where(first < prefix, 0, tl.maximum(first - window, 0))
+            all_low = tl.where(last < prefix, 0, tl.maximum(last - window, 0))
+    if HAS_TARGETS:
+        # A target is seen by itself alone; keys of both kinds have no row that sees them all.
+        target = first >= seen
+        low = tl.where(target, first, low)
+        high = tl.where(target, tl.minimum(last + 1, rows), tl.maximum(high, tl.where(last >= seen, last + 1, 0)))
+        all_high = tl.where(last >= seen, all_low, all_high)
+    return low, all_low, tl.minimum(all_high, rows), tl.minimum(high, rows)
+
+
+@triton.jit
+@no_type_check
+def tiles_of_rows(first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
+                  HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Tiles of keys that the rows [first, last] see, counted from key 0.
+
+    Masked are [begin, whole), [split, end) and, the rows' own among the targets, from `own` on: `count` in all.
+    [whole, split) are seen by every row.
+    """
+    low, all_low, all_high, high = keys_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_WINDOW)
+    begin = low // BLOCK_N
+    end = (high + BLOCK_N - 1) // BLOCK_N
+    whole = tl.minimum((all_low + BLOCK_N - 1) // BLOCK_N, end)
+    split = tl.minimum(tl.maximum(all_high // BLOCK_N, whole), end)
+    count = whole - begin + end - split
+    own = end
+    if HAS_TARGETS:
+        # The tile where the history ends is among those above, with the targets in it.
+        own = tl.maximum(tl.maximum(first, seen) // BLOCK_N, end)
+        count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
+    return begin, whole, split, end, own, count
+
+
+@triton.jit
+@no_type_check
+def masked_tile(index, begin, whole, split, end, own, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The index-th of the masked tiles of `tiles_of_rows`."""
+    before = whole - begin
+    tile = split + index - before
+    if HAS_WINDOW:
+        tile = tl.where(index < before, begin + index, tile)
+    if HAS_TARGETS:
+        behind = before + end - split
+        tile = tl.where(index < behind, tile, own + index - behind)
+    return tile
+
+
+@triton.jit
+@no_type_check
+def load_whole(base, desc, first, packed, head, stride, DIM: tl.constexpr, BLOCK: tl.constexpr,
+               BLOCK_DIM: tl.constexpr, TMA: tl.constexpr):
+    """A tile whose rows all belong to the sequence that begins at row `packed`."""
+    if TMA:
+        tile = desc.load([tl.cast(packed + first, tl.int32), tl.cast(head, tl.int32), 0])
+        return tile.reshape(BLOCK, BLOCK_DIM)
+    return load_rows(base, first, 0, stride, DIM, BLOCK, BLOCK_DIM, True)
+
+
+@triton.jit
+@no_type_check
+def half_tanh(half, APPROXIMATE: tl.constexpr):
+    """tanh(half): one instruction of an NVIDIA card (error 2⁻¹¹), or by a plain exponential."""
+    if APPROXIMATE:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [half], dtype=tl.float32, is_pure=True,
+                                         pack=1)
+    return 2.0 / (1.0 + tl.exp(-2.0 * half)) - 1.0
+
+
+@triton.jit
+@no_type_check
+def silu(scores, half_alpha, APPROXIMATE: tl.constexpr):
+    """SiLU(α s) = h + h tanh(h) with h = α s / 2; by exponential x / (1 + e⁻ˣ), exact for large -x too."""
+    half = scores * half_alpha
+    if APPROXIMATE:
+        return half * half_tanh(half, APPROXIMATE) + half
+    return 2.0 * half / (1.0 + tl.exp(-2.0 * half))
+
+
+@triton.jit
+@no_type_check
+def silu_and_slope(scores, half_alpha, APPROXIMATE: tl.constexpr):
+    """SiLU(x) of x = α s, and twice its slope σ(x)(1 + x(1 - σ(x))): u + u w, u = 1 + tanh(h), w = h(1 - tanh(h))."""
+    half = scores * half_alpha
+    if APPROXIMATE:
+        bend = half_tanh(half, APPROXIMATE)
+        value = half * bend + half
+        rest = half - half * bend
+        twice = 1.0 + bend
+        return value, twice * rest + twice
+    sigmoid = 1.0 / (1.0 + tl.exp(-2.0 * half))
+    value = 2.0 * half * sigmoid
+    return value, 2.0 * sigmoid * (1.0 + 2.0 * half - value)

@@ -1,0 +1,49 @@
+"""What the 32-bit numbers in kernels can hold: rows, strides, tiles, and factors in fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+LARGEST_ROWS = 2**30
+"Of all sequences: kernels number rows, and coordinates of descriptors, in 32 bits."
+LARGEST_STRIDE = 2**23
+"Elements between rows: up to 256 of a tile are counted from its first row in 32 bits; from tile to tile it is 64."
+LARGEST_TILES = 2**30
+"Tiles of 16 rows of all sequences and heads, each as long as the longest: kernels number their tiles in 32 bits."
+LARGEST_FACTOR = 1e30
+"Of scores: kernels have it in fp32, with log2(e) or halved."
+
+
+def lies_in_rows(x: Tensor) -> bool:
+    """Whether the portable kernels can read [..., rows, heads, dims] as it lies."""
+    return x.stride(-1) == 1 and (x.shape[-3] <= 1 or x.stride(-3) <= LARGEST_STRIDE)
+
+
+def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) -> tuple[str, object, str, str] | None:
+    """What is too large for the kernels' 32-bit numbers: argument, value, what is wrong, what is accepted.
+
+    Numbers of elements are 64 bits wide in every kernel, so tensors may have more than 2³¹ of them.  What kernels have
+    in 32 bits are rows, tiles, and the elements within a tile.
+
+    Args:
+        tensors: by name, [..., rows, heads, dims].
+        sequences: how many.
+        longest: at least the most rows of a sequence.
+    """
+    for name, x in tensors.items():
+        rows, columns = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])
+        if rows > LARGEST_ROWS:
+            return f"{name}.shape", tuple(x.shape), "has too many rows", f"at most {LARGEST_ROWS}"
+        if columns > LARGEST_STRIDE:  # results, and gradients, are contiguous
+            return f"{name}.shape", tuple(x.shape), "has rows that are too long", f"at most {LARGEST_STRIDE} elements"
+        if x.shape[-3] > 1 and x.stride(-3) > LARGEST_STRIDE:
+            return f"{name}.stride", x.stride(), "has rows too far apart", f"at most {LARGEST_STRIDE} elements"
+        tiles = sequences * x.shape[-2] * -(-longest // 16)
+        if tiles > LARGEST_TILES:
+            return (f"{name}.shape", tuple(x.shape),
+                    f"has {tiles} tiles, of {sequences} sequences of up to {longest} rows in each head",
+                    f"at most {LARGEST_TILES} tiles of 16 rows")
+    return None
