@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 @pytest.fixture(scope="module")
 def kernels():
     with interpreted("attnbench.kernels.flash.problem", "attnbench.kernels.flash.config.forward",
-                     "attnbench.kernels.flash.portable.forward") as modules:
+                     "attnbench.kernels.flash.forward") as modules:
         yield modules
 
 
