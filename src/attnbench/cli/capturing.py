@@ -67,7 +67,7 @@ class Plan:
         """Backends that are not installed, with the reason: no process is started for them."""
         from attnbench.backends.registry import parse_selector
         from attnbench.machine.advice import install_line
-        from attnbench.suites.strangers import known_backends
+        from attnbench.suites.user_backends import known_backends
 
         known = known_backends(flags.backend_words(self.args.backends)[1])
         found = {}

@@ -198,7 +198,7 @@ def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, 
     except Unavailable as error:
         text = str(error).removeprefix(f"{backend.name}: ").removesuffix(f"; {backend.install}")
         return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
-    except Exception as error:  # an edge: a stranger's adapter may raise anything, and must not end the report
+    except Exception as error:  # an edge: an adapter may raise anything, and must not end the report
         return "broken", f"{type(error).__name__}: {error}", None
     kind = device.partition(":")[0]
     if kind not in backend.devices:

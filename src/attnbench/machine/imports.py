@@ -81,7 +81,7 @@ def _child(answer: str, module: str) -> None:
         own = name == module or module.startswith(f"{name}.")
         state = "missing" if own else "broken"
         reason = f"module {name} is not installed" if own else f"needs module {name}, which is not installed"
-    except BaseException as error:  # a stranger's import may raise anything, SystemExit included
+    except BaseException as error:  # an import may raise anything, SystemExit included
         state, reason = "broken", f"{type(error).__name__}: {_first_line(error)}"
     reply(answer, {"state": state, "reason": reason})
 
