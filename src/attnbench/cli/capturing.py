@@ -159,7 +159,7 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
         return None
     check_device("all", plan.run.settings.device)
     folder = open_folder(plan.args.out, force=plan.args.force)
-    done = profile_all(request, folder, rules, told=lambda file: Output().note(f"profile all: {file}"),
+    done = profile_all(request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"),
                        points=plan.points)
     failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
     if not done.captures:

@@ -68,7 +68,7 @@ def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome
         return None
     if answer.end is not None:
         return ImportOutcome("broken", f"import {module} {answer.end}", answer.seconds)
-    return ImportOutcome(answer.told["state"], answer.told["reason"], answer.seconds)
+    return ImportOutcome(answer.value["state"], answer.value["reason"], answer.seconds)
 
 
 def _child(answer: str, module: str) -> None:

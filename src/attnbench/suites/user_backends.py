@@ -59,9 +59,9 @@ def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Describ
     if answer.end is not None:
         wrong = f"does not import: it {answer.end}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
-    if "refused" in answer.told:
-        raise UsageError(answer.told["refused"])
-    return tuple(Described(told) for told in answer.told["backends"])
+    if "refused" in answer.value:
+        raise UsageError(answer.value["refused"])
+    return tuple(Described(one) for one in answer.value["backends"])
 
 
 def _stamp(file: str) -> tuple[int, int]:
@@ -77,10 +77,10 @@ def _stamp(file: str) -> tuple[int, int]:
 
 def _child(answer_file: str, file: str) -> None:
     try:
-        told: dict[str, Any] = {"backends": describe(file)}
+        value: dict[str, Any] = {"backends": describe(file)}
     except UsageError as error:
-        told = {"refused": str(error)}
-    reply(answer_file, told)
+        value = {"refused": str(error)}
+    reply(answer_file, value)
 
 
 if __name__ == "__main__":
