@@ -11,6 +11,7 @@ import torch
 from attnbench.backends.base import Budget, Launch
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.reference import References
+from attnbench.dtypes import DTYPES
 from attnbench.errors import Unavailable
 from check import launches
 from check.launches import Altered, Buffered, Session, SumCase, SumWorkload
@@ -34,7 +35,7 @@ def altered(alter):
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 63, 129])
 @pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
 @pytest.mark.parametrize("session", [Session, Buffered])

@@ -80,7 +80,8 @@ class Plan:
 
     def points(self, captures: Sequence[Capture], launches: int) -> list[Point]:
         """Places under the roofline, of the cases of the plan."""
-        from attnbench.machine.peaks import DTYPES, peak
+        from attnbench.dtypes import DTYPES
+        from attnbench.machine.peaks import peak
         from attnbench.profile.roofline import points
 
         workload = load_workload(self.run.plan[0].workload)

@@ -213,9 +213,9 @@ def _gpu_report(gpu: Gpu) -> GpuReport:
 
 
 def _peak(gpu_name: str | None) -> str | None:
-    from attnbench.machine.peaks import DTYPES, peak
+    from attnbench.machine.peaks import ROWS, peak
 
-    listed = {dtype: peak(gpu_name, dtype) for dtype in DTYPES} if gpu_name else {}
+    listed = {dtype: peak(gpu_name, dtype) for dtype in ROWS} if gpu_name else {}
     found = next((row for row in listed.values() if row), None)
     if found is None:
         return None

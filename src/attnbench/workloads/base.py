@@ -12,8 +12,10 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from attnbench.dtypes import DTYPES
 from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
 from attnbench.record import Work
 
@@ -69,18 +71,24 @@ class Draw:
     pairs: tuple[tuple[int, int], ...] | None = None
 
 
+class OutputKind(Enum):
+    """How an output is checked."""
+
+    VALUE = "value"
+    "a result of the forward: within the budget of its rounding errors"
+    GRADIENT = "gradient"
+    "a result of the backward: a chain of products, twice the budget; only in modes bwd and fwd-bwd"
+    CHOICE = "choice"
+    "which of several right answers the launch gives: judged by a `Choice`; a launch need not return it"
+
+
 class Choice(Protocol):
-    """An output that says which of several right answers a launch gives, such as the blocks it selected.
+    """The judge of an output of kind `OutputKind.CHOICE`, such as the blocks that a launch selected.
 
-    It is judged by what makes a choice good, not by equality with the oracle's; the other outputs are
-    then held against the answer that follows from it.  A launch that hands none over is held against
-    the answer that follows from the oracle's own.
+    A choice is judged by what makes it good, not by equality with the oracle's.  The other outputs are then compared
+    with the answer that follows from it.  A launch that returns no choice is compared with the answer that follows
+    from the oracle's own.
     """
-
-    @property
-    def name(self) -> str:
-        """Of the output, in `Launch.outputs`."""
-        ...
 
     def faults(self, case: Any, inputs: Any, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a launch's choice, in words."""
@@ -105,6 +113,17 @@ class Workload(ABC):
     axes: ClassVar[tuple[Axis, ...]]
     variants: ClassVar[tuple[str, ...]]
     "functions computed: each has its oracle; a backend names the one it computes"
+
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """Every output that a launch of this variant may return, by name; the mode decides which are there.
+
+        The oracle returns those of kinds value and gradient.  At most one is a choice, judged by `choice`.
+        """
+        return {"out": OutputKind.VALUE}
+
+    def result_dtype(self, case: Any) -> str:
+        """Precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
+        return DTYPES[case.dtype].results
 
     @abstractmethod
     def case(self, values: Mapping[str, Any]) -> Any:
@@ -135,7 +154,7 @@ class Workload(ABC):
         """The part of a backend's outputs that `oracle` computed for this draw."""
 
     def choice(self, variant: str) -> Choice | None:
-        """What the variant leaves an implementation to choose; None where there is one right answer."""
+        """The judge of the variant's output of kind choice; None where there is one right answer."""
         return None
 
     def suspects(
