@@ -86,12 +86,12 @@ class SumWorkload(Workload):
     def draw(self, case: SumCase, *, seed: int, max_bytes: int) -> Draw:
         whole = [(b, h) for b in range(case.batch) for h in range(case.heads)]
         fits = max_bytes // (case.length * case.size * 8)
-        return Draw() if fits >= len(whole) else Draw((whole[0], whole[-1]))
+        return Draw() if fits >= len(whole) else Draw((whole[0], whole[-1]), "columns")
 
     def select(self, case: SumCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        if draw.pairs is None:
+        if draw.parts is None:
             return dict(outputs)
-        return {name: torch.stack([t[b, :, h] for b, h in draw.pairs]) for name, t in outputs.items()}
+        return {name: torch.stack([t[b, :, h] for b, h in draw.parts]) for name, t in outputs.items()}
 
     def signs(self, case: SumCase) -> Mapping[str, str]:
         return dict.fromkeys(("x", "out"), "x") | dict.fromkeys(("dout", "dx"), "dout")

@@ -173,7 +173,7 @@ def test_a_drawn_part_is_noted_and_still_catches_unwritten_memory_elsewhere():
     outcome, _, _ = run(Session, max_bytes=40_000)
     assert outcome.ok
     assert outcome.notes == (
-        "checked in part: 2 (sequence, head) pairs drawn with seed 0, the corners among them",)
+        "checked in part: 2 columns drawn with seed 0, the corners among them",)
     hole = altered(lambda o: o["out"][0, 3, 1].fill_(math.nan))  # not a drawn pair
     assert run(hole, max_bytes=40_000)[0].reason.startswith("out: NaN: 17 of 13158")
 

@@ -6,7 +6,7 @@ runs in fp32 for 16-bit cases, whose rounding step is at least 2¹³ times as la
 in fp64 for fp32 cases, which nothing less can judge.
 
 **Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
-workload draws whole (sequence, head) pairs by seed, corners always among them, and a note says so.
+workload draws parts of the case by seed, corners always among them, and a note says how many of what.
 The second set only has to differ from the first: an eighth of that memory is enough for it.
 
 **Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), a launch that
@@ -169,8 +169,8 @@ class References:
         self.first = Reference(workload, case, first, draw=draw)
         self.second = Reference(
             workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
-        self.notes = [] if draw.pairs is None else [
-            f"checked in part: {len(draw.pairs)} (sequence, head) pairs drawn with seed {seed}, the corners among them"]
+        note = draw.note(seed)
+        self.notes = [] if note is None else [note]
         precision = oracle_dtype(workload.result_dtype(case), self.device)
         if "64" not in str(precision):
             self.notes.append("oracle in fp32: this card's fp64 is slow")

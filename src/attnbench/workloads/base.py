@@ -66,9 +66,18 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which part of a case the oracle computes: whole (sequence, head) pairs, or all (None)."""
+    """Which part of a case the oracle computes; what a part is, the workload decides (`Workload.draw`)."""
 
-    pairs: tuple[tuple[int, int], ...] | None = None
+    parts: tuple[tuple[int, ...], ...] | None = None
+    "the drawn ones, such as (sequence, head); None is the whole case"
+    unit: str = "parts"
+    "what a part is, in the plural, for the record"
+
+    def note(self, seed: int) -> str | None:
+        """What the record says of a case that is checked in part; None of a whole one."""
+        if self.parts is None:
+            return None
+        return f"checked in part: {len(self.parts)} {self.unit} drawn with seed {seed}, the corners among them"
 
 
 class OutputKind(Enum):
@@ -139,7 +148,7 @@ class Workload(ABC):
 
     @abstractmethod
     def oracle(self, variant: str, case: Any, inputs: Any, *, dtype: torch_dtype, draw: Draw) -> dict[str, Tensor]:
-        """Plain evaluation in `dtype`: out (and dq, dk, dv … by mode), the drawn pairs only."""
+        """Plain evaluation in `dtype` of the values and gradients that the mode has: the drawn parts only."""
 
     @abstractmethod
     def expected_errors(self, variant: str, case: Any, inputs: Any, *, draw: Draw) -> dict[str, Tensor]:
@@ -147,7 +156,10 @@ class Workload(ABC):
 
     @abstractmethod
     def draw(self, case: Any, *, seed: int, max_bytes: int) -> Draw:
-        """All pairs if the oracle fits in `max_bytes`, else a seeded draw with the corners."""
+        """The whole case if the oracle fits in `max_bytes`, else a seeded draw of parts with the corners among them.
+
+        A part is whatever has complete results of its own; `workloads.drawing.draw_parts` draws by any unit.
+        """
 
     @abstractmethod
     def select(self, case: Any, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
