@@ -97,7 +97,8 @@ def truth_of(workload: Any, variant: str, case: Any, inputs: Any) -> Truth:
     """As `check.reference` makes it."""
     oracle, plain = (workload.oracle(variant, case, inputs, dtype=dtype, draw=Draw())
                      for dtype in (torch.float64, DTYPES[case.dtype]))
-    return make_truth(oracle, plain, workload.expected_errors(variant, case, inputs, draw=Draw()), DTYPES[case.dtype])
+    expected = workload.expected_errors(variant, case, inputs, draw=Draw())
+    return make_truth(oracle, plain, expected, DTYPES[case.dtype], workload.outputs(variant))
 
 
 def right_problem(seed: str) -> tuple[str, Any, Iterator[tuple[str, Truth, Outputs]]]:

@@ -47,7 +47,7 @@ from attnbench.verdict.diff import diff
 
 DRIFT, ROUND, OFFSET, PEAKS, NOISE = 0.05, 0.005, 0.005, 0.05, 0.01
 EXPONENTS = (1.0, 0.95, 0.4, 0.9, 1.0)
-BESIDE = {"matmul": (0.03, 1.0), "copy": (0.05, 0.1)}
+YARDSTICKS = {"matmul": (0.03, 1.0), "copy": (0.05, 0.1)}
 """Milliseconds of the yardsticks, and the exponent of the clock in their times."""
 CARD = Environment(os="Linux", python="3.12", torch="2.11", triton="3.6", gpu="simulated", sm_max_mhz=1980)
 
@@ -128,7 +128,7 @@ def _run(setting: Setting, truth: list[list[float]], change: float, side: int, l
         drift = DRIFT / 2.0 * np.sin(start + pace * rounds) + dice.normal(0.0, ROUND, setting.samples)
         group = _Group(setting, machine, clock, drift, lots, dice)
         beside = {}
-        for name, (ms, exponent) in BESIDE.items() if setting.yardsticks else ():
+        for name, (ms, exponent) in YARDSTICKS.items() if setting.yardsticks else ():
             samples, clocks = group.samples(math.log(ms), 0, exponent)
             beside[name] = Yardstick(flops=1, bytes=1, samples_ms=tuple(samples), rounds=tuple(rounds.tolist()),
                                      sm_mhz=tuple(clocks or ()))

@@ -239,7 +239,7 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     from attnbench.machine.devices import resolve
     from attnbench.record import Run
     from attnbench.store.runfile import new_id, now
-    from attnbench.suites.strangers import known_backends
+    from attnbench.suites.user_backends import known_backends
     from attnbench.sweep.run import Execution
     from attnbench.tune.ahead import default_jobs
     from attnbench.tune.kept import Kept
@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.card:
-        from attnbench.suites.strangers import known_backends
+        from attnbench.suites.user_backends import known_backends
 
         workload = known_backends()[args.backend].workload if args.backend in known_backends() else "attention"
         result = on_card(args.backend, SHAPE[workload], args.trials or 20)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attnbench.backends.base import Launch
-from attnbench.check.reference import DTYPES
+from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.record import Work
-from attnbench.workloads.base import Draw, Workload
+from attnbench.workloads.base import Draw, OutputKind, Workload
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ class SumInputs:
 class SumWorkload(Workload):
     name, title, axes, variants = "sum", "running mean", (), ("mean",)
 
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        return {"out": OutputKind.VALUE, "dx": OutputKind.GRADIENT}
+
     def case(self, values: Mapping[str, Any]) -> SumCase:
         return SumCase(**values)
 
@@ -59,8 +62,10 @@ class SumWorkload(Workload):
 
     def inputs(self, case: SumCase, *, seed: int, kind: str = "normal", device: Any = "cpu") -> SumInputs:
         random = torch.Generator(device).manual_seed(seed)
-        dtype = getattr(torch, DTYPES[case.dtype])
-        return SumInputs(*(torch.randn(case.shape, generator=random, device=device).to(dtype) for _ in range(2)))
+        dtype = torch_dtype(case.dtype)
+        largest = 20.0 if dtype is torch.int8 else 1.0
+        return SumInputs(*(
+            (largest * torch.randn(case.shape, generator=random, device=device)).to(dtype) for _ in range(2)))
 
     def oracle(self, variant: str, case: SumCase, inputs: SumInputs, *, dtype: Any, draw: Draw) -> dict[str, Tensor]:
         answer = mean(inputs.x.to(dtype), inputs.dout.to(dtype), case.mode)
@@ -68,7 +73,7 @@ class SumWorkload(Workload):
 
     def expected_errors(self, variant: str, case: SumCase, inputs: SumInputs, *, draw: Draw) -> dict[str, Tensor]:
         """Each sum so far is rounded, in the tensor's own precision; then the weights, and the mean."""
-        unit = torch.finfo(inputs.x.dtype).eps / 2 / 3**0.5
+        unit = torch.finfo(result_type(case)).eps / 2 / 3**0.5
         weight = _weight(inputs.x.double())
         out = _accumulate(inputs.x.double())
         errors = {"out": (_accumulate(out.square()) + 2 * out.square()).sqrt() * weight}
@@ -81,12 +86,12 @@ class SumWorkload(Workload):
     def draw(self, case: SumCase, *, seed: int, max_bytes: int) -> Draw:
         whole = [(b, h) for b in range(case.batch) for h in range(case.heads)]
         fits = max_bytes // (case.length * case.size * 8)
-        return Draw() if fits >= len(whole) else Draw((whole[0], whole[-1]))
+        return Draw() if fits >= len(whole) else Draw((whole[0], whole[-1]), "columns")
 
     def select(self, case: SumCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        if draw.pairs is None:
+        if draw.parts is None:
             return dict(outputs)
-        return {name: torch.stack([t[b, :, h] for b, h in draw.pairs]) for name, t in outputs.items()}
+        return {name: torch.stack([t[b, :, h] for b, h in draw.parts]) for name, t in outputs.items()}
 
     def signs(self, case: SumCase) -> Mapping[str, str]:
         return dict.fromkeys(("x", "out"), "x") | dict.fromkeys(("dout", "dx"), "dout")
@@ -96,6 +101,10 @@ class SumWorkload(Workload):
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
         yield "a sum from the end", self.select(case, {"out": mean(inputs.x.float().flip(1), inputs.x, "fwd")["out"]},
                                                 draw)
+
+
+def result_type(case: SumCase) -> torch.dtype:
+    return torch_dtype(DTYPES[case.dtype].results)
 
 
 def _weight(x: Tensor) -> Tensor:
@@ -131,7 +140,7 @@ class Session:
 
     def compute(self) -> dict[str, Tensor]:
         answer = mean(self.inputs.x.double(), self.inputs.dout.double(), self.case.mode)
-        return {name: tensor.to(self.inputs.x.dtype) for name, tensor in answer.items()}
+        return {name: tensor.to(result_type(self.case)) for name, tensor in answer.items()}
 
     def forward(self) -> None:
         self.calls += 1

@@ -22,14 +22,16 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 def truth_of(right, plain, dtype, expected=0.0):
     """A truth whose elements rounding makes off by `expected` each, a number or a tensor."""
-    return make_truth(right, plain, {name: torch.zeros_like(x) + expected for name, x in right.items()}, dtype)
+    errors = {name: torch.zeros_like(x) + expected for name, x in right.items()}
+    return make_truth(right, plain, errors, dtype, WORKLOAD.outputs("softmax"))
 
 
 def real_truth(case, inputs):
     """As `check.reference` makes it."""
     oracle, plain = (WORKLOAD.oracle("softmax", case, inputs, dtype=dtype, draw=Draw())
                      for dtype in (torch.float64, DTYPES[case.dtype]))
-    return make_truth(oracle, plain, WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw()), DTYPES[case.dtype])
+    expected = WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw())
+    return make_truth(oracle, plain, expected, DTYPES[case.dtype], WORKLOAD.outputs("softmax"))
 
 
 def truth_with_error(error: float, dtype=torch.float16, shape=SHAPE):

@@ -11,6 +11,7 @@ import torch
 from attnbench.backends.base import Budget, Launch
 from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.reference import References
+from attnbench.dtypes import DTYPES
 from attnbench.errors import Unavailable
 from check import launches
 from check.launches import Altered, Buffered, Session, SumCase, SumWorkload
@@ -34,7 +35,7 @@ def altered(alter):
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 63, 129])
 @pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
 @pytest.mark.parametrize("session", [Session, Buffered])
@@ -172,7 +173,7 @@ def test_a_drawn_part_is_noted_and_still_catches_unwritten_memory_elsewhere():
     outcome, _, _ = run(Session, max_bytes=40_000)
     assert outcome.ok
     assert outcome.notes == (
-        "checked in part: 2 (sequence, head) pairs drawn with seed 0, the corners among them",)
+        "checked in part: 2 columns drawn with seed 0, the corners among them",)
     hole = altered(lambda o: o["out"][0, 3, 1].fill_(math.nan))  # not a drawn pair
     assert run(hole, max_bytes=40_000)[0].reason.startswith("out: NaN: 17 of 13158")
 

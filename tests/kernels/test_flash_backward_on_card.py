@@ -57,7 +57,7 @@ def truth_of(case, inputs):
     plain = WORKLOAD.oracle("softmax", case, inputs, dtype=torch_dtype(case), draw=Draw())
     expected = WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw())
     return make_truth(WORKLOAD.oracle("softmax", case, inputs, dtype=torch.float64, draw=Draw()), plain,
-                      expected, torch_dtype(case))
+                      expected, torch_dtype(case), WORKLOAD.outputs("softmax"))
 
 
 def default(dim, case, *, deterministic=False, item_bytes=2):

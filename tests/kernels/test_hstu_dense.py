@@ -92,7 +92,8 @@ def held(case, inputs, found):
         return
     plain = WORKLOAD.oracle("hstu", case, inputs, dtype=torch_dtype(case), draw=Draw())
     expected = WORKLOAD.expected_errors("hstu", case, inputs, draw=Draw())
-    outcome = compare(found, make_truth(truth, plain, expected, torch_dtype(case)), Budget())
+    whole = make_truth(truth, plain, expected, torch_dtype(case), WORKLOAD.outputs("hstu"))
+    outcome = compare(found, whole, Budget())
     assert outcome.ok, outcome.faults
 
 

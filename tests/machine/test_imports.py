@@ -25,7 +25,7 @@ MODULES = {
 
 
 @pytest.fixture
-def strangers(tmp_path, monkeypatch):
+def libraries(tmp_path, monkeypatch):
     for name, body in MODULES.items():
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def strangers(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_way_an_import_ends(strangers):
+def test_every_way_an_import_ends(libraries):
     names = ["good", "noisy", "exits", "leaves", "crashes", "aborts", "raises", "undefined", "needy", "silent", "waits",
              "nobody_has_this", "nobody_has_this.inner", "parent.inner"]
     seen = []
@@ -60,13 +60,13 @@ def test_every_way_an_import_ends(strangers):
 
 
 @pytest.fixture
-def said(strangers):
+def said(libraries):
     """The process id that a module wrote down; 0 before it did."""
-    path = strangers / "pid"
+    path = libraries / "pid"
     return lambda: int((path.read_text() if path.exists() else "") or 0)
 
 
-def test_a_hanging_import_is_ended_with_what_it_started(strangers, said, monkeypatch):
+def test_a_hanging_import_is_ended_with_what_it_started(libraries, said, monkeypatch):
     class OfHangs(Clock):
         """Two seconds a look, from when it hangs."""
 
@@ -75,9 +75,9 @@ def test_a_hanging_import_is_ended_with_what_it_started(strangers, said, monkeyp
             return super().perf_counter()
 
     OfHangs().put_into(monkeypatch, child)
-    (strangers / "hangs.py").write_text(
+    (libraries / "hangs.py").write_text(
         "import pathlib, signal, subprocess\n"
-        f"pathlib.Path({str(strangers / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '999999']).pid))\n"
+        f"pathlib.Path({str(libraries / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '999999']).pid))\n"
         "signal.pause()")
     outcome = try_imports(["hangs"], timeout_s=5.0)["hangs"]
     assert (outcome.state, outcome.reason) == ("broken", "import hangs did not end within 5 s")
@@ -85,9 +85,9 @@ def test_a_hanging_import_is_ended_with_what_it_started(strangers, said, monkeyp
     assert gone(said())
 
 
-def test_ctrl_c_leaves_no_import_behind(strangers, said):
-    (strangers / "sleeps.py").write_text(
-        f"import os, pathlib, signal\npathlib.Path({str(strangers / 'pid')!r}).write_text(str(os.getpid()))\n"
+def test_ctrl_c_leaves_no_import_behind(libraries, said):
+    (libraries / "sleeps.py").write_text(
+        f"import os, pathlib, signal\npathlib.Path({str(libraries / 'pid')!r}).write_text(str(os.getpid()))\n"
         "signal.pause()")
 
     def interrupt(module):
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_no_import_behind(strangers, said):
     assert gone(said())
 
 
-def test_the_current_folder_is_not_searched(strangers, tmp_path_factory, monkeypatch):
+def test_the_current_folder_is_not_searched(libraries, tmp_path_factory, monkeypatch):
     here = tmp_path_factory.mktemp("here")
     (here / "only_here.py").write_text("")
     monkeypatch.chdir(here)

@@ -18,7 +18,7 @@ from attnbench.record import Yardstick
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from simulated_card import Card, SimulatedStage, SimulatedTimer
 
-BESIDE = {"yardstick matmul": 0.03, "yardstick copy": 0.05}
+YARDSTICKS = {"yardstick matmul": 0.03, "yardstick copy": 0.05}
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def simulate(monkeypatch):
     """Sample subjects with two yardsticks on a simulated card: the group, its timer, and who was announced."""
 
     def run(truth, plan, refuses=()):
-        timer, stage, told = SimulatedTimer(Card(), truth | BESIDE), SimulatedStage(), []
+        timer, stage, told = SimulatedTimer(Card(), truth | YARDSTICKS), SimulatedStage(), []
         monkeypatch.setattr(timer, "accepts", lambda one: "it reports nothing" if one.name in refuses else None)
         monkeypatch.setattr(sampling, "choose", lambda name, device: timer)
         monkeypatch.setattr(sampling, "open_stage", lambda device, l2: stage)
         monkeypatch.setattr(sampling.time, "sleep", lambda seconds: None)
-        subjects, beside = ([Subject(name=name, call=lambda: None) for name in names] for names in (truth, BESIDE))
+        subjects, beside = ([Subject(name=name, call=lambda: None) for name in names] for names in (truth, YARDSTICKS))
         group = sample(subjects, device="cpu", plan=plan, announce=lambda index, phase: told.append(index),
                        yardsticks=beside)
         return group, timer, told
@@ -42,11 +42,11 @@ def simulate(monkeypatch):
 def test_they_stand_in_the_same_rounds_and_are_no_subjects(simulate):
     group, timer, told = simulate({"a": 1000.0, "b": 2000.0}, Plan(warmup=0, iterations=120))
     assert [one.name for one in group.timings] == ["a", "b"]
-    assert [one.name for one in group.yardsticks] == list(BESIDE)
+    assert [one.name for one in group.yardsticks] == list(YARDSTICKS)
     assert all(one.rounds == list(range(120)) for one in (*group.timings, *group.yardsticks))
     assert set(told) == {0, 1}, "a yardstick is never the last word of a worker that dies"
     rounds = [timer.turns[at : at + 4] for at in range(0, 480, 4)]
-    assert all(sorted(one) == sorted([*BESIDE, "a", "b"]) for one in rounds)
+    assert all(sorted(one) == sorted([*YARDSTICKS, "a", "b"]) for one in rounds)
     places = collections.Counter(one.index("yardstick copy") for one in rounds)
     assert min(places.values()) > 15, "anywhere in the round"
     ahead = sum(one.index("a") < one.index("b") for one in rounds)
@@ -78,12 +78,12 @@ def test_their_noise_does_not_keep_a_group_going(simulate, monkeypatch):
 def test_all_timers_leave_one_series(simulate, monkeypatch):
     timers = []
     for name in ("first", "second"):
-        timers.append(SimulatedTimer(Card(), {"a": 1.0} | BESIDE))
+        timers.append(SimulatedTimer(Card(), {"a": 1.0} | YARDSTICKS))
         timers[-1].name = name
     monkeypatch.setattr(sampling, "available", lambda device: timers)
     group, _, _ = simulate({"a": 1.0}, Plan(timer="all", warmup=0, iterations=8))
     assert {one.timer for one in group.yardsticks} == {"first"}
-    assert [name in timers[1].turns for name in BESIDE] == [False, False]
+    assert [name in timers[1].turns for name in YARDSTICKS] == [False, False]
 
 
 # ── the work itself ────────────────────────────────────────────────────────────────────────────────

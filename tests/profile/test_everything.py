@@ -42,7 +42,8 @@ def profiled(tmp_path, fake_tools, rules, monkeypatch):
 
     def run():
         heard = []
-        done = everything.profile_all(request, folder, rules, told=heard.append, points=lambda captures, launches: [])
+        done = everything.profile_all(request, folder, rules, on_step=heard.append,
+                                      points=lambda captures, launches: [])
         return done, heard, (folder / "SUMMARY.md").read_text()
 
     run.folder = folder

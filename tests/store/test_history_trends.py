@@ -95,7 +95,7 @@ def test_a_shift_is_found_with_what_changed_beside_it(place):
     [change] = trend.changes
     assert abs(change.index - 22) <= 2
     assert change.ratio == pytest.approx(1.04, abs=0.01)
-    assert change.beside == ("torch 2.11.0 → 2.12.0",)
+    assert change.differences == ("torch 2.11.0 → 2.12.0",)
     assert change.index + change.offset == 22
     page = drawn(trend)
     assert "4 % slower" in page or "3.9 % slower" in page or "4.1 % slower" in page
@@ -112,7 +112,7 @@ def test_another_kernel_or_source_is_named(sqlite):
         runs.append(as_read(dataclasses.replace(run, records=tuple(records), environments=(H200,))))
     fill(sqlite, runs)
     [trend], _ = trend_of(sqlite, "cudnn")
-    assert trend.changes[0].beside == ("source aaaaaaaa → bbbbbbbb", "kernels kernel_v1 → kernel_v2")
+    assert trend.changes[0].differences == ("source aaaaaaaa → bbbbbbbb", "kernels kernel_v1 → kernel_v2")
     assert "faster" in drawn(trend)
 
 

@@ -9,7 +9,7 @@ import pytest
 from attnbench.backends import registry
 from attnbench.backends.base import Backend
 from attnbench.errors import Unavailable
-from attnbench.suites import plan, strangers
+from attnbench.suites import plan, user_backends
 
 
 def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
@@ -30,8 +30,8 @@ def backends(monkeypatch):
              fake("sdpa-cudnn", cuda), fake("flash-attn-2", cuda, installed=False), fake("flex", compiles=True)]
     known = {one.name: one for one in found}
 
-    for module in (registry, strangers):
+    for module in (registry, user_backends):
         monkeypatch.setattr(module, "all_backends", lambda: dict(known))
-    for module in (plan, strangers):
-        monkeypatch.setattr(module, "strangers", lambda files: {"mine": fake("mine")} if files else {})
+    for module in (plan, user_backends):
+        monkeypatch.setattr(module, "user_backends", lambda files: {"mine": fake("mine")} if files else {})
     return known

@@ -12,7 +12,7 @@ from tunable_timer import BEST, true_ms
 from attnbench.errors import RunFileError
 from attnbench.record import Environment, Run, Settings
 from attnbench.stats.race_data import Rules
-from attnbench.suites.strangers import known_backends
+from attnbench.suites.user_backends import known_backends
 from attnbench.sweep.run import Execution
 from attnbench.tune.kept import Kept, read, write
 from attnbench.tune.run import Tuning

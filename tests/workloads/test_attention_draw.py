@@ -35,8 +35,8 @@ def test_corners_are_always_in(name):
         lengths_q, lengths_k = zip(*case.sequences, strict=True)
         corners = {0, 4} | {lengths.index(extreme(lengths)) for lengths in (lengths_q, lengths_k)
                             for extreme in (min, max)}
-        assert set(draw.pairs) == {(s, g) for s in corners for g in (0, 2)}
-        assert draw.pairs == tuple(sorted(draw.pairs))
+        assert set(draw.parts) == {(s, g) for s in corners for g in (0, 2)}
+        assert draw.parts == tuple(sorted(draw.parts))
 
 
 def test_a_seed_draws_the_same_and_another_seed_others():
@@ -44,13 +44,13 @@ def test_a_seed_draws_the_same_and_another_seed_others():
     budget = 2**28 + 100 * 8 * 512 * 64
     first, again, other = (WORKLOAD.draw(case, seed=seed, max_bytes=budget) for seed in (1, 1, 2))
     assert first == again != other
-    assert len(first.pairs) == len(other.pairs) == len(set(first.pairs)) == 100
-    assert len({sequence for sequence, _ in first.pairs}) > 30
+    assert len(first.parts) == len(other.parts) == len(set(first.parts)) == 100
+    assert len({sequence for sequence, _ in first.parts}) > 30
 
 
 def test_more_memory_draws_more():
     case = WORKLOAD.case({"batch": 64, "seqlen": 512, "nheads": 16, "headdim": 64, "mode": "bwd"})
-    sizes = [len(WORKLOAD.draw(case, seed=0, max_bytes=2**28 + bound * 2**20).pairs) for bound in (0, 10, 100)]
+    sizes = [len(WORKLOAD.draw(case, seed=0, max_bytes=2**28 + bound * 2**20).parts) for bound in (0, 10, 100)]
     assert sizes[0] == 4 < sizes[1] < sizes[2]
     assert sizes[2] == 100 * 2**20 // (8 * 512 * 4 * 64)
 

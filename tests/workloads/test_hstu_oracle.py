@@ -251,11 +251,11 @@ def test_a_draw_fits_and_has_the_corners():
     case = of("hstu", batch=5, lengths="9:40:0:7:8", nheads=3)
     assert WORKLOAD.draw(case, seed=0, max_bytes=2**30) == Draw()
     draw = WORKLOAD.draw(case, seed=0, max_bytes=0)
-    assert draw.pairs == tuple((s, h) for s in (0, 1, 2, 4) for h in (0, 2))
+    assert draw.parts == tuple((s, h) for s in (0, 1, 2, 4) for h in (0, 2))
     large = of("hstu", batch=64, seqlen=512, nheads=16, attn_dim=64, linear_dim=64, mode="fwd")
     first, again, other = (WORKLOAD.draw(large, seed=s, max_bytes=2**28 + 100 * 8 * 512 * 64) for s in (1, 1, 2))
     assert first == again != other
-    assert len(first.pairs) == 100
+    assert len(first.parts) == 100
 
 
 def test_another_layout_and_variant_are_refused():

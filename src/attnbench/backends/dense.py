@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from attnbench.backends.base import Backend, Machine
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 
-ALL_DTYPES = ("fp32", "fp16", "bf16")
+ALL_DTYPES = ACCEPTED_DTYPES
 HALF_DTYPES = ("fp16", "bf16")
 
 

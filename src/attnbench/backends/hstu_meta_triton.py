@@ -138,7 +138,7 @@ def _import(who: str, folder: Path | None) -> Any:
     try:
         module = importlib.import_module(MODULE)
         common = importlib.import_module(f"{PACKAGE}.common")
-    except Exception as error:  # an edge: a stranger's package may fail in any way
+    except Exception as error:  # an edge: another package may fail in any way
         where = f"{VARIABLE}={folder}" if folder else "the Python path"
         raise Unavailable(f"{who}: {MODULE} does not import from {where}: {type(error).__name__}: "
                           f"{' '.join(str(error).split())}; a checkout that fits this torch and Triton") from error

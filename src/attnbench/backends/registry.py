@@ -207,7 +207,7 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
         if strange:
             return [BrokenBackend(entry.name, f"entry point {entry.value} has the name {shown(strange[0])}; {NAMED}")]
         return found
-    except Exception as error:  # an edge: a stranger's package may fail in any way, and must not end ours
+    except Exception as error:  # an edge: another package may fail in any way, and must not end ours
         reason = f"entry point {entry.value} does not import: {one_line(error)}"
         return [BrokenBackend(entry.name, reason)]
 

@@ -18,9 +18,10 @@ output may be off by
   by next to nothing by luck, and torch's own products add in many short sums where a kernel has one long one.
 - ``REACH · factor`` is 4 standard deviations.  N counts every rounding at its largest and every sum in its worst order,
   so that of millions of elements none comes near: in fp32 the simulation's largest error is half of that.
-- Gradients have twice of both: a chain of products, with the small difference dP - rowsum(dO ∘ O) in it, which fused
-  kernels compute from a stored and rounded O, and with the sum over the query heads of a KV head, each stored rounded
-  by some, and by torch on a CPU each part of a sum of 16-bit gradients.
+- Gradients (outputs of that `workloads.base.OutputKind`) have twice of both: a chain of products, with the small
+  difference dP - rowsum(dO ∘ O) in it, which fused kernels compute from a stored and rounded O, and with the sum over
+  the query heads of a KV head, each stored rounded by some, and by torch on a CPU each part of a sum of 16-bit
+  gradients.
 
 **Rows and slices.**  The largest error alone cannot see a wrong row of small values.  So every output is also held row
 by row and slice by slice (a head), in units of what rounding explains there: the norm of the error over the norm of
@@ -39,8 +40,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnbench.check.deviation import Deviation, Expected, expected_of, measure, place
-from attnbench.errors import WorkerError
+from attnbench.errors import WorkerError, refusal
 from attnbench.record import Error
+from attnbench.workloads.base import OutputKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 GRADIENT_SLACK = 2.0
 REACH = 2.0
 "Standard deviations by factor."
+COMPARED = (OutputKind.VALUE, OutputKind.GRADIENT)
+"Kinds of outputs that are compared element by element with the oracle's."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ class Truth:
     expected: Mapping[str, Expected]
     "errors of rounding"
     dtype: Any
-    "torch dtype of the case"
+    "torch dtype of the outputs"
+    kinds: Mapping[str, OutputKind]
+    "of each output in `oracle`"
     notes: tuple[str, ...] = ()
 
 
@@ -95,20 +101,28 @@ class Comparison:
 
 
 def make_truth(
-    oracle: Mapping[str, Tensor], plain: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any
+    oracle: Mapping[str, Tensor], plain: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any,
+    kinds: Mapping[str, OutputKind],
 ) -> Truth:
     """Measure the plain evaluation; its tensors are not kept.
 
     Args:
         oracle: the right outputs.
-        plain: those in the case's own precision.
+        plain: those in the precision of the outputs.
         expected: standard deviation of each element, of `Workload.expected_errors`.
-        dtype: of the case.
+        dtype: of the outputs.
+        kinds: of the outputs, of `Workload.outputs`.
 
     Raises:
-        WorkerError: the oracle is not finite (a mistake of the workload, not of a backend).
+        WorkerError: the oracle is not finite or has an output without a kind (a mistake of the workload, not of a
+            backend).
     """
     deviations, errors, notes = {}, {}, []
+    for name in oracle:
+        if kinds.get(name) not in COMPARED:
+            found = kinds[name].value if name in kinds else None
+            raise WorkerError(refusal("oracle", f"outputs[{name}]", found, "is no kind of an output that is compared",
+                                      " or ".join(kind.value for kind in COMPARED), "declare it in Workload.outputs"))
     if not all(right.isfinite().all() for right in oracle.values()):
         raise WorkerError(f"oracle: {', '.join(oracle)} not finite; no backend can be held against it")
     for name, right in oracle.items():
@@ -122,17 +136,17 @@ def make_truth(
             explained = explained.new_zeros(()).expand_as(explained)
         errors[name] = expected_of(explained)
         deviations[name] = measure(found, right, expected=errors[name] if errors[name].largest else None)
-    return Truth(oracle, deviations, errors, dtype, tuple(notes))
+    return Truth(oracle, deviations, errors, dtype, {name: kinds[name] for name in oracle}, tuple(notes))
 
 
 def limits(name: str, truth: Truth, budget: Budget) -> Limits:
     """What the budget accepts of an output."""
-    plain = truth.plain[name]
-    factor = budget.factor * (1.0 if name == "out" else GRADIENT_SLACK)
+    plain, is_gradient = truth.plain[name], truth.kinds[name] is OutputKind.GRADIENT
+    factor = budget.factor * (GRADIENT_SLACK if is_gradient else 1.0)
     absolute = budget.relative * plain.rms
     # Few terms make up a row of a gradient (one, at the last key of a causal mask), and their factors may cancel
     # where the derivation has none of it: what is less than a half step of the largest element is no wrong row.
-    unseen = absolute if name == "out" else max(absolute, _step(truth.dtype) * plain.largest / 2)
+    unseen = max(absolute, _step(truth.dtype) * plain.largest / 2) if is_gradient else absolute
     return Limits(
         element=max(factor * plain.max_abs + _step(truth.dtype) * plain.largest,
                     factor * REACH * truth.expected[name].largest, absolute),

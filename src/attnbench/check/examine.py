@@ -31,6 +31,7 @@ from attnbench.check.reference import Reference, References
 from attnbench.check.variation import Variation
 from attnbench.errors import AttnbenchError
 from attnbench.record import Error
+from attnbench.workloads.base import OutputKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,7 +322,7 @@ class Examination:
 
     def is_gradient(self, name: str) -> bool:
         """Whether an output is one of the backward."""
-        return name != "out" and name in self.references.first.truth(self.variant).oracle
+        return self.references.kinds(self.variant).get(name) is OutputKind.GRADIENT
 
     def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:
         workload, case = reference.workload, reference.case

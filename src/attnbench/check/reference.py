@@ -6,7 +6,7 @@ runs in fp32 for 16-bit cases, whose rounding step is at least 2¹³ times as la
 in fp64 for fp32 cases, which nothing less can judge.
 
 **Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
-workload draws whole (sequence, head) pairs by seed, corners always among them, and a note says so.
+workload draws parts of the case by seed, corners always among them, and a note says how many of what.
 The second set only has to differ from the first: an eighth of that memory is enough for it.
 
 **Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), a launch that
@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.check.compare import Truth, make_truth
 from attnbench.check.poison import bits
-from attnbench.workloads.base import Draw, Inputs, Workload
+from attnbench.dtypes import torch_dtype
+from attnbench.errors import WorkerError, refusal
+from attnbench.workloads.base import Draw, Inputs, OutputKind, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +38,6 @@ KEPT_ON_DEVICE = 2**30
 
 FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 "Compute capabilities with fast fp64 (CUDA C++ programming guide, table of arithmetic throughput)."
-
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,21 @@ class Reference:
 
     def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
         """The choice that a launch hands over, if there is one to make and it does."""
-        choice = self.workload.choice(variant)
-        return None if choice is None or choice.name not in outputs else outputs[choice.name].detach()
+        name = self._choice_name(variant)
+        return outputs[name].detach() if name is not None and name in outputs else None
+
+    def _choice_name(self, variant: str) -> str | None:
+        kinds = self.workload.outputs(variant)
+        return next((name for name, kind in kinds.items() if kind is OutputKind.CHOICE), None)
 
     def follow(self, variant: str, chosen: Tensor) -> tuple[Truth, dict[str, str]]:
         """What follows from a choice of `choice`, or from the oracle's own and words for what is wrong with it."""
         import torch
 
-        choice, last = self.workload.choice(variant), self._followed.get(variant)
-        assert choice is not None
+        choice, name, last = self.workload.choice(variant), self._choice_name(variant), self._followed.get(variant)
+        if choice is None or name is None:  # a mistake of the workload, not of a backend
+            raise WorkerError(refusal("workload", "choice", variant, "declares an output of kind choice and no judge",
+                                      "a Choice", "return it from Workload.choice"))
         if last is None or not torch.equal(last.chosen, chosen):
             # A copy: the launch writes its next choice to the same place.
             kept = chosen.clone()
@@ -94,7 +100,7 @@ class Reference:
             else:
                 truth = self._evaluated(variant, lambda dtype: choice.follow(
                     self.case, self.inputs, kept, dtype=dtype, draw=self.draw))
-            words = {choice.name: f"{choice.name}: {'; '.join(faults)}"} if faults else {}
+            words = {name: f"{name}: {'; '.join(faults)}"} if faults else {}
             self._followed[variant] = last = _Followed(kept, words, truth)
         return last.truth, last.faults
 
@@ -105,12 +111,13 @@ class Reference:
     def _evaluated(self, variant: str, evaluate: Callable[[Any], dict[str, Tensor]]) -> Truth:
         import torch
 
-        dtype = getattr(torch, DTYPES[self.case.dtype])
+        results = self.workload.result_dtype(self.case)
+        dtype = torch_dtype(results)
         device = next(iter(self.inputs.tensors().values())).device
-        oracle, plain = (evaluate(precision) for precision in (oracle_dtype(self.case.dtype, device), dtype))
+        oracle, plain = (evaluate(precision) for precision in (oracle_dtype(results, device), dtype))
         expected = self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw)
         with torch.no_grad():
-            return make_truth(oracle, plain, expected, dtype)
+            return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
     def changed(self) -> list[str]:
         """Names of the inputs whose bits are no longer what they were, and put those back."""
@@ -162,11 +169,15 @@ class References:
         self.first = Reference(workload, case, first, draw=draw)
         self.second = Reference(
             workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
-        self.notes = [] if draw.pairs is None else [
-            f"checked in part: {len(draw.pairs)} (sequence, head) pairs drawn with seed {seed}, the corners among them"]
-        precision = oracle_dtype(case.dtype, self.device)
+        note = draw.note(seed)
+        self.notes = [] if note is None else [note]
+        precision = oracle_dtype(workload.result_dtype(case), self.device)
         if "64" not in str(precision):
             self.notes.append("oracle in fp32: this card's fp64 is slow")
+
+    def kinds(self, variant: str) -> Mapping[str, OutputKind]:
+        """Kinds of a variant's outputs, by name."""
+        return self.first.workload.outputs(variant)
 
     def forget(self) -> None:
         """Free what followed from the choices of the launch that was examined."""
@@ -179,12 +190,12 @@ class References:
         self.second.release()
 
 
-def oracle_dtype(case_dtype: str, device: Any) -> Any:
-    """Precision of the oracle; the module says the rule."""
+def oracle_dtype(result_dtype: str, device: Any) -> Any:
+    """Precision of the oracle, by that of the outputs; the module says the rule."""
     import torch
 
     slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in FULL_RATE_FP64
-    return torch.float32 if slow and case_dtype != "fp32" else torch.float64
+    return torch.float32 if slow and result_dtype != "fp32" else torch.float64
 
 
 def free_bytes(device: Any) -> int:

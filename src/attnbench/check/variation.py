@@ -16,6 +16,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnbench.check.poison import bits
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -60,14 +62,16 @@ class Variation:
 
     def unsigned(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Outputs of a launch on the changed inputs as they would be on the unchanged; copies."""
-        return {name: tensor.detach() * self._signs[self.names[name]].to(tensor.dtype)
-                if name in self.names and tensor.is_floating_point() else tensor.detach().clone()
-                for name, tensor in outputs.items()}
+        copies = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        for name, tensor in copies.items():
+            if name in self.names and tensor.is_floating_point():
+                _flip_signs(tensor, self._signs[self.names[name]])
+        return copies
 
     def _flip(self) -> None:
         for name, tensor in self._inputs.items():
             # Through .data: a version counter that tells a backend of the change would tell it to compute.
-            tensor.data.mul_(self._signs[self.names[name]].to(tensor.dtype))
+            _flip_signs(tensor.data, self._signs[self.names[name]])
 
     def _drawn(self) -> dict[str, Tensor]:
         import torch
@@ -81,3 +85,20 @@ class Variation:
                     drawn[0] = -1  # all ones would be the data as it was
                 signs[vector] = drawn.to(tensor.device)
         return signs
+
+
+def _flip_signs(tensor: Tensor, signs: Tensor) -> None:
+    """Multiply a tensor by ±1 along its last dimension, in place and exactly.
+
+    Args:
+        tensor: floating, or int8 and wider with no value at the lowest end of its range.
+        signs: int8 [last dimension], 1 or -1.
+    """
+    import torch
+
+    if not tensor.is_floating_point():
+        tensor.mul_(signs.to(tensor.dtype))
+        return
+    # The sign is the highest bit of every floating format; torch has no products of 8-bit ones.
+    whole = bits(tensor)
+    whole.bitwise_xor_((signs < 0).to(whole.dtype) * torch.iinfo(whole.dtype).min)

@@ -67,7 +67,7 @@ class Plan:
         """Backends that are not installed, with the reason: no process is started for them."""
         from attnbench.backends.registry import parse_selector
         from attnbench.machine.advice import install_line
-        from attnbench.suites.strangers import known_backends
+        from attnbench.suites.user_backends import known_backends
 
         known = known_backends(flags.backend_words(self.args.backends)[1])
         found = {}
@@ -80,7 +80,8 @@ class Plan:
 
     def points(self, captures: Sequence[Capture], launches: int) -> list[Point]:
         """Places under the roofline, of the cases of the plan."""
-        from attnbench.machine.peaks import DTYPES, peak
+        from attnbench.dtypes import DTYPES
+        from attnbench.machine.peaks import peak
         from attnbench.profile.roofline import points
 
         workload = load_workload(self.run.plan[0].workload)
@@ -159,7 +160,7 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
         return None
     check_device("all", plan.run.settings.device)
     folder = open_folder(plan.args.out, force=plan.args.force)
-    done = profile_all(request, folder, rules, told=lambda file: Output().note(f"profile all: {file}"),
+    done = profile_all(request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"),
                        points=plan.points)
     failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
     if not done.captures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from attnbench.cli import flags
-from attnbench.cli.carry import carry, nothing_ran
+from attnbench.cli.execution import nothing_ran, plan_and_execute
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
 from attnbench.errors import UsageError, refusal
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Check; 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
     from attnbench.report.checks import render_check
 
-    done = carry(args, "check", lambda: _plan(args), render_check)
+    done = plan_and_execute(args, "check", lambda: _plan(args), render_check)
     if isinstance(done, int):
         return done
     statuses = {record.status for record in done.records}

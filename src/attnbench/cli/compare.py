@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from attnbench.cli import flags
-from attnbench.cli.carry import carry, verdict
+from attnbench.cli.execution import plan_and_execute, verdict
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
 from attnbench.errors import UsageError, refusal
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure one case by every backend."""
     from attnbench.report.table import render_run
 
-    done = carry(args, SUITE, lambda: _one_case(args), render_run)
+    done = plan_and_execute(args, SUITE, lambda: _one_case(args), render_run)
     return done if isinstance(done, int) else verdict(done)
 
 

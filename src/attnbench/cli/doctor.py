@@ -198,7 +198,7 @@ def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, 
     except Unavailable as error:
         text = str(error).removeprefix(f"{backend.name}: ").removesuffix(f"; {backend.install}")
         return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
-    except Exception as error:  # an edge: a stranger's adapter may raise anything, and must not end the report
+    except Exception as error:  # an edge: an adapter may raise anything, and must not end the report
         return "broken", f"{type(error).__name__}: {error}", None
     kind = device.partition(":")[0]
     if kind not in backend.devices:
@@ -213,9 +213,9 @@ def _gpu_report(gpu: Gpu) -> GpuReport:
 
 
 def _peak(gpu_name: str | None) -> str | None:
-    from attnbench.machine.peaks import DTYPES, peak
+    from attnbench.machine.peaks import ROWS, peak
 
-    listed = {dtype: peak(gpu_name, dtype) for dtype in DTYPES} if gpu_name else {}
+    listed = {dtype: peak(gpu_name, dtype) for dtype in ROWS} if gpu_name else {}
     found = next((row for row in listed.values() if row), None)
     if found is None:
         return None

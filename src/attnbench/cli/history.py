@@ -272,8 +272,8 @@ def _trend_data(row: Row, found: list[Trend], losses: list[Loss]) -> dict[str, A
         "series": [{
             **{name: getattr(trend, name) for name in SERIES}, "points": list(_points(trend)),
             "changes": [{"run": trend.points[change.index].run_id, "index": change.index, "ratio": change.ratio,
-                         "before_ms": change.before_ms, "after_ms": change.after_ms, "beside": list(change.beside),
-                         "offset": change.offset} for change in trend.changes],
+                         "before_ms": change.before_ms, "after_ms": change.after_ms, "offset": change.offset,
+                         "differences": list(change.differences)} for change in trend.changes],
         } for trend in found],
         "losses": [{"run": loss.run_id, "started": loss.started, "status": loss.status, "reason": loss.reason}
                    for loss in losses],

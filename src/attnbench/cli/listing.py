@@ -176,11 +176,11 @@ def _layouts(args: argparse.Namespace) -> Rows:
 
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     from attnbench.backends.registry import select
-    from attnbench.suites.strangers import known_backends, strangers
+    from attnbench.suites.user_backends import known_backends, user_backends
 
     selectors, files = flags.backend_words(args.backends)
     if not selectors:
-        return strangers(files) if files else known_backends()
+        return user_backends(files) if files else known_backends()
     known = known_backends(files)
     return {name: known[name] for name in map(_name, select(selectors, backends=known))}
 

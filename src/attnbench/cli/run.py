@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from attnbench.cli import flags
-from attnbench.cli.carry import carry, verdict
+from attnbench.cli.execution import plan_and_execute, verdict
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
 
@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.report.table import render_run
 
     suite = DEFAULT if args.suite is None else args.suite
-    done = carry(args, "run", lambda: make_run(args, "run", suite=suite), render_run)
+    done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite), render_run)
     return done if isinstance(done, int) else verdict(done)

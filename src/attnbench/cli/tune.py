@@ -125,7 +125,7 @@ class _Request:
         from attnbench.backends.checkouts import name_checkouts
         from attnbench.machine.devices import resolve
         from attnbench.suites.settings import parse_setting
-        from attnbench.suites.strangers import known_backends
+        from attnbench.suites.user_backends import known_backends
         from attnbench.tune.space import find_backend
         from attnbench.workloads.base import load_workload
 
@@ -292,7 +292,7 @@ class _Request:
         from attnbench.tune.key import key
         from attnbench.worker.source import hash_of
 
-        # A stranger's backend is described here, not imported: its file is one of those given.
+        # A user's backend is described here, not imported: its file is one of those given.
         own = [Path(file) for file in self.files] if isinstance(self.backend, Described) else [
             Path(inspect.getfile(type(self.backend)))]
         source = " ".join(str(hash_of(file)) for file in own)

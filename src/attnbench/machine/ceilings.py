@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
+from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.machine.cache import l2_bytes
 
 COPY_LAUNCHES = 12
@@ -26,7 +27,7 @@ def ceilings(device: str, dtype: str) -> dict[str, float | None]:
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: bf16, fp16 or fp32; of another type the matmul's figure is None.
+        dtype: of the case; of one that torch.matmul does not multiply, the matmul's figure is None.
     """
     return {"copy_gbps": copy_gbps(device), "matmul_tflops": matmul_tflops(device, dtype)}
 
@@ -64,8 +65,7 @@ def matmul_tflops(device: str, dtype: str) -> float | None:
     """
     import torch
 
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    if dtype not in kinds:
+    if dtype not in DTYPES or DTYPES[dtype].results != dtype:  # 8 bits need scales and kernels of their own
         return None
     size = (8192 if dtype != "fp32" else 4096) if device.startswith("cuda") else 256
     shape = (size, size)
@@ -73,7 +73,7 @@ def matmul_tflops(device: str, dtype: str) -> float | None:
     torch.set_float32_matmul_precision("highest")
     try:
         generator = _generator(device)
-        a, b = (torch.randn(shape, device=device, dtype=torch.float32, generator=generator).to(kinds[dtype])
+        a, b = (torch.randn(shape, device=device, dtype=torch.float32, generator=generator).to(torch_dtype(dtype))
                 for _ in range(2))
         out = torch.empty_like(a)
         seconds = _best(lambda: torch.matmul(a, b, out=out), device, MATMUL_LAUNCHES)

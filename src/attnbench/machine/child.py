@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 class Answer:
     """What a child said, or how it ended without a word."""
 
-    told: Any
+    value: Any
     "what it gave to `reply`; None where it never did"
     end: str | None
     "'crashed (SIGSEGV)', 'ended the process with code 3: last words', 'did not end within 60 s'"
@@ -104,9 +104,9 @@ def ask(module: str, *args: str, timeout_s: float, folder: Path | None = None) -
         question.end()
 
 
-def reply(answer_file: str, told: Any) -> None:
+def reply(answer_file: str, value: Any) -> None:
     """The child's last word: it leaves without waiting for anyone's exit handlers."""
     part = Path(f"{answer_file}.part")
-    part.write_text(json.dumps(told))
+    part.write_text(json.dumps(value))
     part.rename(answer_file)
     os._exit(0)

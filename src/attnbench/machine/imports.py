@@ -68,7 +68,7 @@ def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome
         return None
     if answer.end is not None:
         return ImportOutcome("broken", f"import {module} {answer.end}", answer.seconds)
-    return ImportOutcome(answer.told["state"], answer.told["reason"], answer.seconds)
+    return ImportOutcome(answer.value["state"], answer.value["reason"], answer.seconds)
 
 
 def _child(answer: str, module: str) -> None:
@@ -81,7 +81,7 @@ def _child(answer: str, module: str) -> None:
         own = name == module or module.startswith(f"{name}.")
         state = "missing" if own else "broken"
         reason = f"module {name} is not installed" if own else f"needs module {name}, which is not installed"
-    except BaseException as error:  # a stranger's import may raise anything, SystemExit included
+    except BaseException as error:  # an import may raise anything, SystemExit included
         state, reason = "broken", f"{type(error).__name__}: {_first_line(error)}"
     reply(answer, {"state": state, "reason": reason})
 

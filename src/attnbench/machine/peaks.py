@@ -14,7 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-DTYPES = ("bf16", "fp16", "fp8", "int8", "tf32", "fp32")
+from attnbench.dtypes import DTYPES
+
+ROWS = ("bf16", "fp16", "fp8", "int8", "tf32", "fp32")
+"Throughputs of a card in peaks.toml."
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ def peak(gpu_name: str, dtype: str) -> Peak | None:
 
     Args:
         gpu_name: torch's device name, such as ``NVIDIA H100 80GB HBM3``.
-        dtype: of the inputs: bf16, fp16, fp8, int8, tf32 (fp32 on tensor cores) or fp32.
+        dtype: of a case (`dtypes.DTYPES`), or a row of `ROWS` (tf32: fp32 on tensor cores).
 
     Returns:
         None for a card that is not listed.
@@ -40,10 +43,11 @@ def peak(gpu_name: str, dtype: str) -> Peak | None:
     Raises:
         ValueError: several rows match (a mistake in peaks.toml), or the dtype is not a name at all.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"peaks: dtype={dtype} is not known; one of {', '.join(DTYPES)}")
+    throughput = DTYPES[dtype].peak if dtype in DTYPES else dtype
+    if throughput not in ROWS:
+        raise ValueError(f"peaks: dtype={dtype} is not known; one of {', '.join(dict.fromkeys((*DTYPES, *ROWS)))}")
     row = find(gpu_name, rows())
-    return None if row is None else Peak(row.get(dtype), row.get("memory_tbps"), row["source"])
+    return None if row is None else Peak(row.get(throughput), row.get("memory_tbps"), row["source"])
 
 
 def find(gpu_name: str, listed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -50,9 +50,9 @@ LATE = 0.05
 """Share of samples in which the host may be late before the record says so."""
 DISAGREE = 0.05
 """Timers whose medians are further apart than this are flagged."""
-BESIDE_ROUNDS = 30
+YARDSTICK_ROUNDS = 30
 """Rounds that yardsticks take part in, at least: the first ones."""
-BESIDE_SHARE = 0.05
+YARDSTICK_SHARE = 0.05
 """Share of the subjects' time that yardsticks take in later rounds, at most: where they are long beside short
 subjects, they leave rounds out."""
 
@@ -141,14 +141,14 @@ def _sample(
         if why := timer.accepts(subject):
             raise Untimed(subject.name, f"{timer.name}: subject={subject.name} cannot be timed; {why}")
     with _no_garbage_collection(), open_stage(device, plan.l2) as stage:
-        beside = [one for one in yardsticks if not timer.accepts(one)]
-        sampler = _Sampler(subjects, timer, stage, plan, announce, beside)
+        known_work = [one for one in yardsticks if not timer.accepts(one)]
+        sampler = _Sampler(subjects, timer, stage, plan, announce, known_work)
         sampler.warm_up()
         with PowerSampler(device) as power:
             sampler.begun = time.perf_counter()
             stopped_by = sampler.run()
             spent = time.perf_counter() - sampler.begun
-    timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(beside))]
+    timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(known_work))]
     return GroupTiming(timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :],
                        power=power.series(0.0), sampling_s=spent)
 
@@ -158,17 +158,17 @@ class _Sampler:
 
     def __init__(
         self, subjects: Sequence[Subject], timer: Timer, stage: Stage, plan: Plan, announce: Announce,
-        beside: Sequence[Subject] = (),
+        known_work: Sequence[Subject] = (),
     ) -> None:
         self.subjects, self.timer, self.stage, self.plan, self.announce = subjects, timer, stage, plan, announce
-        self.everyone = [*subjects, *beside]
+        self.everyone = [*subjects, *known_work]
         self.rule = StopRule(
             rel_ci=plan.rel_ci, max_seconds=plan.max_seconds, iterations=plan.iterations, tick=timer.tick_ms
         )
         self.readings: list[list[Reading]] = [[] for _ in self.everyone]
         self.rounds: list[list[int]] = [[] for _ in self.everyone]
-        self.lots = random.Random(plan.seed)
-        self.beside_every = 1
+        self.rng = random.Random(plan.seed)
+        self.yardstick_every = 1
         "rounds from one with yardsticks to the next"
         self.begun = 0.0
         self.host_s = 0.0
@@ -260,8 +260,9 @@ class _Sampler:
         first = len(self.readings[0])
         turns = [(number, index) for number in range(first, first + rounds) for index in self._order(number)]
         batch = [(index, self.everyone[index]) for _, index in turns]
+        lead_s = self._lead_s([index for index, _ in batch])
         started = time.perf_counter()
-        readings = self.timer.measure(self.stage, batch, self._lead_s([index for index, _ in batch]), self._told)
+        readings = self.timer.measure(self.stage, batch, lead_s, self._announce_subject)
         ended = time.perf_counter()
         self.host_s = self.stage.queued_s / len(batch)
         self.round_s = (ended - started) / rounds
@@ -279,13 +280,13 @@ class _Sampler:
     def _order(self, number: int) -> list[int]:
         """Who is sampled in a round, in turn: yardsticks between the subjects, anywhere."""
         order = list(next(self.orders))
-        if number < BESIDE_ROUNDS or number % self.beside_every == 0:
+        if number < YARDSTICK_ROUNDS or number % self.yardstick_every == 0:
             for index in range(len(self.subjects), len(self.everyone)):
-                order.insert(self.lots.randrange(len(order) + 1), index)
+                order.insert(self.rng.randrange(len(order) + 1), index)
         return order
 
-    def _told(self, index: int, phase: str) -> None:
-        """A yardstick takes no blame: what shows in its turn was started by a subject before it."""
+    def _announce_subject(self, index: int, phase: str) -> None:
+        """A yardstick is never announced: a failure in its turn was started by a subject before it."""
         if index < len(self.subjects):
             self.announce(index, phase)
 
@@ -300,7 +301,7 @@ class _Sampler:
                          for total, count, before in zip(sums, counts, self.device_s, strict=True)]
         apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # what a sample takes beside the call: a flush, markers
         costs, own = [apart + one for one in self.device_s], len(self.subjects)
-        self.beside_every = max(1, math.ceil(sum(costs[own:]) / (BESIDE_SHARE * sum(costs[:own]) or math.inf)))
+        self.yardstick_every = max(1, math.ceil(sum(costs[own:]) / (YARDSTICK_SHARE * sum(costs[:own]) or math.inf)))
 
     def _lead_s(self, order: Sequence[int]) -> float:
         """How long the device must be held so that the host is ahead at every sample of the batch, in its order."""

@@ -71,7 +71,7 @@ class Everything:
     captures: list[Capture]
 
 
-def profile_all(request: Request, folder: Path, rules: Categories, *, told: Callable[[str], None],
+def profile_all(request: Request, folder: Path, rules: Categories, *, on_step: Callable[[str], None],
                 points: Callable[[Sequence[Capture], int], Sequence[Point]]) -> Everything:
     """Do every step; SUMMARY.md is written again after each.
 
@@ -79,7 +79,7 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, told: Call
         request: what to do.
         folder: where the files go.
         rules: categories.
-        told: hears of each step before it begins.
+        on_step: called with the file of each step before the step begins.
         points: places captures under the roofline; the second argument is the launches of each.
     """
     done = Everything([], [])
@@ -92,7 +92,7 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, told: Call
         *((FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(
             tool, request, folder, rules, done.captures)) for tool in ("nsys", "ncu", "torch"))]
     for file, step in plan:
-        told(file)
+        on_step(file)
         done.steps.append(step())
         summary = _summary(request, done, points(done.captures, request.launches or LAUNCHES["ncu"]))
         write_text(folder / "SUMMARY.md", summary)

@@ -14,9 +14,9 @@ from attnbench.report.table import VERDICTS, fitting
 from attnbench.store import figures
 from attnbench.store.block import Column, backend_name
 from attnbench.store.exports.md import plain, row
-from attnbench.verdict.beside import NAME as YARDSTICKS
-from attnbench.verdict.beside import PREFIX
 from attnbench.verdict.change import Change, Diff, RowKey, Shift, Turned, key_of
+from attnbench.verdict.yardsticks import NAME as YARDSTICKS
+from attnbench.verdict.yardsticks import PREFIX
 
 if TYPE_CHECKING:
     from rich.console import Console

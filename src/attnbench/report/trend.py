@@ -12,7 +12,7 @@ from attnbench.report.listing import render_list
 from attnbench.report.page import Paper
 from attnbench.stats.change_points import FEWEST
 from attnbench.store import figures
-from attnbench.store.history.beside import HASH
+from attnbench.store.history.changes import HASH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,11 +104,11 @@ def _sentence(trend: Trend, change: Change, signs: Signs, unit: figures.Unit) ->
     before, after = (figures.measured(value * unit.per_ms, step) for value in (change.before_ms, change.after_ms))
     times = f"{before} {signs.arrow} {after} {unit.name}"
     text = f"{signs.change} {_day(point.started)} run {point.run_id}: {share:.2g} % {word}, {times}"
-    if not change.beside:
+    if not change.differences:
         return f"{text}; nothing else that is recorded changed with it"
     where = "with it" if change.offset == 0 else (
         f"{_count(abs(change.offset), 'run')} {'later' if change.offset > 0 else 'earlier'}")
-    return f"{text}; {where} changed {', '.join(change.beside).replace('→', signs.arrow)}"
+    return f"{text}; {where} changed {', '.join(change.differences).replace('→', signs.arrow)}"
 
 
 def plot(trend: Trend, width: int, signs: Signs, unit: figures.Unit) -> list[str]:

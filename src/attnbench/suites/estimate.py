@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
 from attnbench.record import PlannedGroup, Run
-from attnbench.suites.strangers import known_backends
+from attnbench.suites.user_backends import known_backends
 from attnbench.workloads.base import load_workload
 
 WORKER_S = (2.0, 12.0)

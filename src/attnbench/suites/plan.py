@@ -20,7 +20,7 @@ from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unk
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.load import NamedCase, Suite
 from attnbench.suites.settings import settle
-from attnbench.suites.strangers import known_backends, strangers
+from attnbench.suites.user_backends import known_backends, user_backends
 from attnbench.workloads.base import Axis, Workload, load_workload
 
 MOST_GROUPS = 10_000
@@ -199,7 +199,7 @@ def _backends(request: Request) -> tuple[tuple[str, ...], str]:
     known = known_backends(request.files)
     asked = split_selectors(",".join(request.backends or suite.backends))
     names: list[str] = [] if request.baseline is None else [_one(request, request.baseline, known, kind)]
-    for selector in [*asked, *strangers(request.files)]:
+    for selector in [*asked, *user_backends(request.files)]:
         wild = selector == "all" or "*" in selector or "?" in selector
         meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
         names += [name for name in meant if not wild or kind in known[name].devices]

@@ -137,7 +137,7 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
     if math.isnan(shift):
         return None
     mine = pool.of_case(case, index)
-    beside = None if mine else pool.elsewhere(case)
+    elsewhere = None if mine else pool.elsewhere(case)
     values = _against(rows, row, mine)
     spread, degrees = _spread(values)
     (predicted, shown), extra = _predicted(row), _clock_variance(row)
@@ -150,13 +150,13 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
         extra += _disagreement([pool.shifts[case][one] for one in mine], predicted)
         shift = fmean(values[1]) - fmean(values[0])
         shared = (shift, median(pool.raws[case][one] for one in mine))
-    elif beside:
-        shared = (beside[0], beside[1])
-        extra += beside[2]
+    elif elsewhere:
+        shared = (elsewhere[0], elsewhere[1])
+        extra += elsewhere[2]
     else:
         extra += MACHINE**2 * (1.0 / files[0] + 1.0 / files[1])
     return Contrast(
-        row=row, references=mine, elsewhere=beside is not None,
+        row=row, references=mine, elsewhere=elsewhere is not None,
         change=shift if mine else shift - shared[0], relative=raw - shared[1],
         counts=(len(values[0]), len(values[1])), spread=spread, degrees=degrees, predicted=predicted,
         shown=float(degrees) if blind and degrees else shown, extra=extra, blind=blind)
@@ -168,10 +168,10 @@ def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...])
     found: tuple[list[float], list[float]] = ([], [])
     for side in (0, 1):
         for place, level in row.sides[side].items():
-            beside = [rows[one].sides[side][place].value - middles[one] for one in references
+            offsets = [rows[one].sides[side][place].value - middles[one] for one in references
                       if place in rows[one].sides[side]]
-            if beside or not references:
-                found[side].append(level.value - (median(beside) if beside else 0.0))
+            if offsets or not references:
+                found[side].append(level.value - (median(offsets) if offsets else 0.0))
         if not found[side]:  # no process has both: the means are all there is
             found[side].append(_mean(row, side) - median(_mean(rows[one], side) - middles[one] for one in references))
     return found

@@ -10,8 +10,6 @@ from statistics import median
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Environment, Run
 from attnbench.store.conditions import environment_of, machine_words
-from attnbench.verdict.beside import NAME as YARDSTICKS
-from attnbench.verdict.beside import label, yardstick_rows
 from attnbench.verdict.change import Change, Diff
 from attnbench.verdict.contrast import clock_change
 from attnbench.verdict.judge import Judged, judge
@@ -20,9 +18,11 @@ from attnbench.verdict.notes import notes_of, remark_of
 from attnbench.verdict.shift import shift_of_all
 from attnbench.verdict.sides import WHO, Row, lay_out, turned_of
 from attnbench.verdict.together import steady
+from attnbench.verdict.yardsticks import NAME as YARDSTICKS
+from attnbench.verdict.yardsticks import label, yardstick_rows
 
 SAME_WITHIN = 0.03
-"""Change that "same" rules out, unless told otherwise."""
+"""Change that "same" rules out, unless the caller gives another."""
 
 WIDEST = 20.0
 """Logarithm beyond which an end of an interval says only that nothing is known."""
@@ -45,15 +45,15 @@ def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None
     """
     rows = lay_out(a, b, across)
     cases = _by_case(row for row in rows if row.timed(0) and row.timed(1))
-    beside = [yardstick_rows(case) for case in cases]
-    names = [[row.key[2] for row in case] + [None] * len(extra) for case, extra in zip(cases, beside, strict=True)]
-    whole = [[*case, *extra] for case, extra in zip(cases, beside, strict=True)]
-    chosen = _flags(cases, beside, references)
+    yardsticks = [yardstick_rows(case) for case in cases]
+    names = [[row.key[2] for row in case] + [None] * len(extra) for case, extra in zip(cases, yardsticks, strict=True)]
+    whole = [[*case, *extra] for case, extra in zip(cases, yardsticks, strict=True)]
+    chosen = _flags(cases, yardsticks, references)
     leveled = levels(whole, chosen)
     flags = steady(leveled, names, chosen) if references is None else chosen
     files = len(a), len(b)
     judged = judge(leveled, flags, files, math.log1p(same_within), names)
-    shift = shift_of_all(leveled, names, judged, files, [[label(row) for row in extra] for extra in beside])
+    shift = shift_of_all(leveled, names, judged, files, [[label(row) for row in extra] for extra in yardsticks])
     changes = [_change(*one, case) for case, found, verdicts in zip(whole, leveled, judged, strict=True)
                for one in zip(case, found, verdicts, strict=True)]
     changes = [one for one, name in zip(changes, chain.from_iterable(names), strict=True) if name is not None]
@@ -77,18 +77,19 @@ def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
     return list(cases.values())
 
 
-def _flags(cases: Sequence[Sequence[Row]], beside: Sequence[Sequence[Row]],
+def _flags(cases: Sequence[Sequence[Row]], yardsticks: Sequence[Sequence[Row]],
            references: Sequence[str] | None) -> list[list[bool]]:
     """Which rows stand for the machine, the yardsticks behind those of each case."""
     if references is None:
-        return [[row.stayed() for row in rows] + [True] * len(extra) for rows, extra in zip(cases, beside, strict=True)]
-    there = {row.key[2] for rows in cases for row in rows} | ({YARDSTICKS} if any(beside) else set())
+        return [[row.stayed() for row in rows] + [True] * len(extra)
+                for rows, extra in zip(cases, yardsticks, strict=True)]
+    there = {row.key[2] for rows in cases for row in rows} | ({YARDSTICKS} if any(yardsticks) else set())
     for name in references:
         if name not in there:
             raise unknown(WHO, "--reference", name, there) if there else UsageError(
                 refusal(WHO, "--reference", name, "has no time in both runs", "a backend of both"))
     return [[row.key[2] in references for row in rows] + [YARDSTICKS in references] * len(extra)
-            for rows, extra in zip(cases, beside, strict=True)]
+            for rows, extra in zip(cases, yardsticks, strict=True)]
 
 
 def _change(row: Row, leveled: Leveled, judged: Judged, case: Sequence[Row]) -> Change:

@@ -26,25 +26,25 @@ OF_CHANGED, OF_UNCHANGED = 0.012, 0.008
 """Share of diffs of equal code in which luck alone may have a row of changed code called, and one of the others."""
 
 FEWEST = 10
-"""Unchanged rows that tell how far luck goes."""
+"""Unchanged rows needed to estimate how far chance moves a row."""
 
-UNTOLD = 0.03
-"""Where fewer tell: the same for one row; the largest of m rows is larger by the root of power k of m.  Of Student's t
-with three degrees and a scale of 0.4 %, in 1 % of diffs."""
+FLOOR = 0.03
+"""The same for one row where there are fewer; the largest of m rows is larger by the root of power k of m.  Of
+Student's t with three degrees and a scale of 0.4 %, in 1 % of diffs."""
 
 
 class Luck:
     """How large a change one process a side may show by luck."""
 
     def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> None:
-        told = [(one, flag and one.has_reference)
+        comparable = [(one, flag and one.has_reference)
                 for rows, flags, kinds in zip(contrasts, references, names, strict=True)
                 for one, flag, name in zip(rows, flags, kinds, strict=True) if name is not None and one is not None]
-        quiet = [one for one, flag in told if flag]
+        quiet = [one for one, flag in comparable if flag]
         self._rows = set(map(id, quiet))
         self._largest = [*sorted((abs(one.change) for one in quiet), reverse=True)[:2], 0.0, 0.0]
-        self._untold = UNTOLD * len(told) ** (1.0 / TAILS) if len(quiet) <= FEWEST else 0.0
-        changed = len(told) - len(quiet)
+        self._floor = FLOOR * len(comparable) ** (1.0 / TAILS) if len(quiet) <= FEWEST else 0.0
+        changed = len(comparable) - len(quiet)
         self._beyond = (changed / max(1, len(quiet)) * (1.0 / OF_CHANGED - 1.0)) ** (1.0 / TAILS)
         self._among = (1.0 / OF_UNCHANGED - 1.0) ** (1.0 / TAILS)
 
@@ -54,4 +54,4 @@ class Luck:
             return 0.0
         is_quiet = id(one) in self._rows
         other = self._largest[1 if is_quiet and abs(one.change) == self._largest[0] else 0]
-        return max(LEAST, self._untold, other * (self._among if is_quiet else self._beyond))
+        return max(LEAST, self._floor, other * (self._among if is_quiet else self._beyond))

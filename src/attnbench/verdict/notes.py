@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from attnbench.record import Run
-from attnbench.verdict.beside import PREFIX
 from attnbench.verdict.change import Change, Shift
 from attnbench.verdict.contrast import FEWEST_ELSEWHERE, MACHINE, PROCESS, clock_change
 from attnbench.verdict.judge import Judged
 from attnbench.verdict.levels import Leveled
 from attnbench.verdict.sides import Row
+from attnbench.verdict.yardsticks import PREFIX
 
 MOVED_APART = 0.01
 """Time and cycles that changed by amounts further apart are both said."""
@@ -86,16 +86,16 @@ def notes_of(changes: Sequence[Change], runs: tuple[Sequence[Run], Sequence[Run]
     if [list(one) for one in chosen] != [list(one) for one in flags]:
         yield ("backends of the same version and source moved against the yardsticks: all rows are judged against the "
                "yardsticks alone")
-    shifts = [side for rows, found, told in zip(cases, leveled, flags, strict=True)
-              for side in [_shift(found, told)] if side is not None]
+    shifts = [side for rows, found, unchanged in zip(cases, leveled, flags, strict=True)
+              for side in [_shift(found, unchanged)] if side is not None]
     if shift is None and shifts and abs(median(shifts)) > MOVED_APART:
         yield (f"what stayed the same took {percent(median(shifts))} in B against A: the machine's doing, taken out "
                "of the changes, not of the times")
     clocks = [moved for found in leveled for one in found if (moved := clock_change(one)) is not None]
     if clocks and abs(median(clocks)) > MOVED_APART:
         yield f"the SM clock differed by {percent(median(clocks))} in B: changes are those at one clock"
-    changed = sorted({row.key[2] for rows, told in zip(cases, flags, strict=True)
-                      for row, flag in zip(rows, told, strict=True)
+    changed = sorted({row.key[2] for rows, chosen_rows in zip(cases, flags, strict=True)
+                      for row, flag in zip(rows, chosen_rows, strict=True)
                       if flag and not row.key[2].startswith(PREFIX) and not row.stayed()})
     if changed:
         yield f"{', '.join(changed)}: named as reference, though its version or source is another in B, or not known"
@@ -114,9 +114,9 @@ def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
         yield "another Triton: what it compiles may have changed in references too, though their sources did not"
 
 
-def _shift(found: Sequence[Leveled], told: Sequence[bool]) -> float | None:
+def _shift(found: Sequence[Leveled], unchanged: Sequence[bool]) -> float | None:
     middles = [[median(level.raw for level in side.values()) for side in one.sides]
-               for one, flag in zip(found, told, strict=True) if flag]
+               for one, flag in zip(found, unchanged, strict=True) if flag]
     shifts = [b - a for a, b in middles]
     return median(shifts) if shifts else None
 

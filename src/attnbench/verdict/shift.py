@@ -31,7 +31,7 @@ CERTAIN = 1.96
 
 
 def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Sequence[Sequence[Judged]],
-                 files: tuple[int, int], beside: Sequence[Sequence[str]]) -> Shift | None:
+                 files: tuple[int, int], yardsticks: Sequence[Sequence[str]]) -> Shift | None:
     """What all rows changed by together; None where they did not, or by less than is worth a word.
 
     Args:
@@ -39,13 +39,13 @@ def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Seque
         names: backend of each row; None for a yardstick.
         judged: the verdicts.
         files: number of run files of each side.
-        beside: names of the yardsticks of each case.
+        yardsticks: names of the yardsticks of each case.
     """
     rows = [[name is not None for name in kinds] for kinds in names]
     time = _common([[shift_of(row, raw=True) for row in found] for found in cases], names)
-    moved = {name: median(values) for name, values in _yardsticks(cases, names, beside).items()}
+    moved = {name: median(values) for name, values in _yardsticks(cases, names, yardsticks).items()}
     of_code = against_yardsticks(cases, names, rows)
-    told = [one for found, flags in zip(judged, rows, strict=True) for one, flag in zip(found, flags, strict=True)
+    compared = [one for found, flags in zip(judged, rows, strict=True) for one, flag in zip(found, flags, strict=True)
             if flag and one.change is not None]
     own = _common([[math.nan if one.change is None else one.change for one in found] for found in judged], names)
     whole = median(_flat(cases, names, raw=True))
@@ -55,7 +55,7 @@ def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Seque
     if of_code is not None and of_code.is_shown and _is_common(cases, names, of_code.change, moved):
         return Shift("code", math.expm1(of_code.change), math.expm1(of_code.low), math.expm1(of_code.high),
                      math.expm1(whole), shares, clock, shown=True)
-    if moved and own is not None and {one.verdict for one in told} in ({"slower"}, {"faster"}):
+    if moved and own is not None and {one.verdict for one in compared} in ({"slower"}, {"faster"}):
         return Shift("code", math.expm1(own), None, None, math.expm1(whole), shares, clock, shown=True)
     if time is None or abs(time) <= SEEN:
         return None
@@ -98,9 +98,9 @@ def _flat(cases: Sequence[Sequence[Leveled]], names: Names, *, raw: bool = False
 
 
 def _yardsticks(cases: Sequence[Sequence[Leveled]], names: Names,
-                beside: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+                yardsticks: Sequence[Sequence[str]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for rows, kinds, labels in zip(cases, names, beside, strict=True):
+    for rows, kinds, labels in zip(cases, names, yardsticks, strict=True):
         there = [row for row, name in zip(rows, kinds, strict=True) if name is None]
         for label, row in zip(labels, there, strict=True):
             found.setdefault(label, []).append(shift_of(row, raw=True))

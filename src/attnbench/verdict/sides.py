@@ -12,7 +12,7 @@ from attnbench.verdict.change import RowKey, Turned, key_of
 
 WHO = "attnbench diff"
 ACROSS = ("timer", "l2", "regime", "card", "input")
-"""What two runs must share unless told otherwise."""
+"""What two runs must share unless the caller names it in `across`."""
 
 Place = tuple[int, int, int]
 """File, replicate, and which of several rows of one name in it: one process for the row."""

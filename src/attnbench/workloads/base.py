@@ -12,8 +12,10 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from attnbench.dtypes import DTYPES
 from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
 from attnbench.record import Work
 
@@ -64,23 +66,38 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which part of a case the oracle computes: whole (sequence, head) pairs, or all (None)."""
+    """Which part of a case the oracle computes; what a part is, the workload decides (`Workload.draw`)."""
 
-    pairs: tuple[tuple[int, int], ...] | None = None
+    parts: tuple[tuple[int, ...], ...] | None = None
+    "the drawn ones, such as (sequence, head); None is the whole case"
+    unit: str = "parts"
+    "what a part is, in the plural, for the record"
+
+    def note(self, seed: int) -> str | None:
+        """What the record says of a case that is checked in part; None of a whole one."""
+        if self.parts is None:
+            return None
+        return f"checked in part: {len(self.parts)} {self.unit} drawn with seed {seed}, the corners among them"
+
+
+class OutputKind(Enum):
+    """How an output is checked."""
+
+    VALUE = "value"
+    "a result of the forward: within the budget of its rounding errors"
+    GRADIENT = "gradient"
+    "a result of the backward: a chain of products, twice the budget; only in modes bwd and fwd-bwd"
+    CHOICE = "choice"
+    "which of several right answers the launch gives: judged by a `Choice`; a launch need not return it"
 
 
 class Choice(Protocol):
-    """An output that says which of several right answers a launch gives, such as the blocks it selected.
+    """The judge of an output of kind `OutputKind.CHOICE`, such as the blocks that a launch selected.
 
-    It is judged by what makes a choice good, not by equality with the oracle's; the other outputs are
-    then held against the answer that follows from it.  A launch that hands none over is held against
-    the answer that follows from the oracle's own.
+    A choice is judged by what makes it good, not by equality with the oracle's.  The other outputs are then compared
+    with the answer that follows from it.  A launch that returns no choice is compared with the answer that follows
+    from the oracle's own.
     """
-
-    @property
-    def name(self) -> str:
-        """Of the output, in `Launch.outputs`."""
-        ...
 
     def faults(self, case: Any, inputs: Any, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a launch's choice, in words."""
@@ -106,6 +123,17 @@ class Workload(ABC):
     variants: ClassVar[tuple[str, ...]]
     "functions computed: each has its oracle; a backend names the one it computes"
 
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """Every output that a launch of this variant may return, by name; the mode decides which are there.
+
+        The oracle returns those of kinds value and gradient.  At most one is a choice, judged by `choice`.
+        """
+        return {"out": OutputKind.VALUE}
+
+    def result_dtype(self, case: Any) -> str:
+        """Precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
+        return DTYPES[case.dtype].results
+
     @abstractmethod
     def case(self, values: Mapping[str, Any]) -> Any:
         """Build a case from axis values or from `Case.to_dict`; UsageError names the field."""
@@ -120,7 +148,7 @@ class Workload(ABC):
 
     @abstractmethod
     def oracle(self, variant: str, case: Any, inputs: Any, *, dtype: torch_dtype, draw: Draw) -> dict[str, Tensor]:
-        """Plain evaluation in `dtype`: out (and dq, dk, dv … by mode), the drawn pairs only."""
+        """Plain evaluation in `dtype` of the values and gradients that the mode has: the drawn parts only."""
 
     @abstractmethod
     def expected_errors(self, variant: str, case: Any, inputs: Any, *, draw: Draw) -> dict[str, Tensor]:
@@ -128,14 +156,17 @@ class Workload(ABC):
 
     @abstractmethod
     def draw(self, case: Any, *, seed: int, max_bytes: int) -> Draw:
-        """All pairs if the oracle fits in `max_bytes`, else a seeded draw with the corners."""
+        """The whole case if the oracle fits in `max_bytes`, else a seeded draw of parts with the corners among them.
+
+        A part is whatever has complete results of its own; `workloads.drawing.draw_parts` draws by any unit.
+        """
 
     @abstractmethod
     def select(self, case: Any, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         """The part of a backend's outputs that `oracle` computed for this draw."""
 
     def choice(self, variant: str) -> Choice | None:
-        """What the variant leaves an implementation to choose; None where there is one right answer."""
+        """The judge of the variant's output of kind choice; None where there is one right answer."""
         return None
 
     def suspects(

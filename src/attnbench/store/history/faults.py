@@ -47,7 +47,7 @@ class Damaged(Exception):
 
 
 @contextmanager
-def told(place: Place) -> Iterator[None]:
+def faults_as_usage_errors(place: Place) -> Iterator[None]:
     """Let failures of the database through as a `UsageError`.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from attnbench.errors import UsageError, refusal
-from attnbench.store.history.faults import Damaged, told
+from attnbench.store.history.faults import Damaged, faults_as_usage_errors
 from attnbench.store.history.place import WHO, Place, require_sqlalchemy
 from attnbench.text import shown
 
@@ -51,7 +51,7 @@ def open_history(place: Place, *, write: bool, patience_s: float = PATIENCE_S) -
             goes wrong with the database until the block ends.
     """
     require_sqlalchemy()
-    with told(place):
+    with faults_as_usage_errors(place):
         engine = _engine(place, write, patience_s)
         try:
             with engine.connect() as connection:

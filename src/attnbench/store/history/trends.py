@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Environment
 from attnbench.stats.change_points import ChangePoint, change_points
-from attnbench.store.history.beside import differences
+from attnbench.store.history.changes import differences
 from attnbench.store.history.entry import SERIES
 from attnbench.store.history.faults import Damaged
 from attnbench.store.history.lines import (
@@ -83,7 +83,7 @@ class Change:
     "of the first point of the new level"
     before_ms: float
     after_ms: float
-    beside: tuple[str, ...]
+    differences: tuple[str, ...]
     "what changed with it, in words; nothing where nothing that is recorded did"
     offset: int
     "points from the change to where that changed"
@@ -246,8 +246,8 @@ def _explained(history: Connection, points: list[TrendPoint], found: ChangePoint
         at = found.index + offset
         if 0 < at < len(points):
             before, after = (_with_kernels(history, points[place]) for place in (at - 1, at))
-            if beside := differences(before, after):
-                return Change(found.index, found.before, found.after, tuple(beside), offset)
+            if changed := differences(before, after):
+                return Change(found.index, found.before, found.after, tuple(changed), offset)
     return Change(found.index, found.before, found.after, (), 0)
 
 

@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.attention.axes import ACCEPTED_WINDOW, AXES, parse_window
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.work import work
-from attnbench.workloads.base import Draw, Workload
+from attnbench.workloads.base import Draw, OutputKind, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -32,6 +32,11 @@ class AttentionWorkload(Workload):
     title = "dense softmax attention"
     axes = AXES
     variants = ("softmax",)
+
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """Out, and by mode dq, dk and dv."""
+        self._known(variant)
+        return {"out": OutputKind.VALUE} | dict.fromkeys(("dq", "dk", "dv"), OutputKind.GRADIENT)
 
     def case(self, values: Mapping[str, Any]) -> AttentionCase:
         """Build a case from axis values or from `AttentionCase.to_dict`; what is missing takes the axis default.

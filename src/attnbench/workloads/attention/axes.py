@@ -5,7 +5,7 @@ The defaults are the shape of the seeds' minimal benchmark.  Imports without tor
 
 from __future__ import annotations
 
-from attnbench.workloads.attention.case import ACCEPTED_LENGTHS, DTYPES, LARGEST_SIZE, MODES, read_lengths
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES, ACCEPTED_LENGTHS, LARGEST_SIZE, MODES, read_lengths
 from attnbench.workloads.base import Axis, one_of
 
 ACCEPTED_WINDOW = "none, LEFT or LEFT:RIGHT in keys, -1 for unbounded (LEFT alone: RIGHT is 0 if causal, else LEFT)"
@@ -54,7 +54,7 @@ AXES = (
     Axis("headdim_v", parse_size, "size of a value and an output; default: headdim", None),
     Axis("causal", parse_boolean, "hide later keys; the last query meets the last key", False, boolean=True),
     Axis("window", parse_window, f"sliding window: {ACCEPTED_WINDOW}", None),
-    Axis("dtype", one_of(*DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
 )

@@ -19,7 +19,8 @@ from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
 
-DTYPES = ("fp32", "fp16", "bf16")
+ACCEPTED_DTYPES = ("fp32", "fp16", "bf16")
+"Rows of `dtypes.DTYPES` that this family has inputs, an oracle and kernels for."
 MODES = ("fwd", "bwd", "fwd-bwd")
 ACCEPTED_LENGTHS = (
     "full, uniform, zipf, or a length for each sequence: 100:200:7 (queries), 100/50:200/60:7/9 (queries/keys)"
@@ -78,8 +79,8 @@ class AttentionCase:
                                      "a divisor of nheads"))
         if type(self.causal) is not bool:
             raise UsageError(refusal("attention", "causal", self.causal, "is not a boolean", "true or false"))
-        if self.dtype not in DTYPES:
-            raise unknown("attention", "dtype", self.dtype, DTYPES)
+        if self.dtype not in ACCEPTED_DTYPES:
+            raise unknown("attention", "dtype", self.dtype, ACCEPTED_DTYPES)
         if self.mode not in MODES:
             raise unknown("attention", "mode", self.mode, MODES)
         object.__setattr__(self, "window", _plain_window(self.window, self.causal))

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from attnbench import dtypes
 from attnbench.errors import unknown
 from attnbench.workloads.attention.case import AttentionCase
 
@@ -21,7 +22,6 @@ KINDS: dict[str, Fill] = {
 }
 """normal: mean 0, deviation 1; uniform: in [-1, 1); zeros (flatters the clock: power stays low)."""
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class AttentionInputs:
 
 def torch_dtype(case: AttentionCase) -> torch.dtype:
     """The case's precision as torch spells it."""
-    return _DTYPES[case.dtype]
+    return dtypes.torch_dtype(case.dtype)
 
 
 def make_inputs(case: AttentionCase, *, seed: int, kind: str, device: str | torch.device) -> AttentionInputs:

@@ -28,6 +28,7 @@ from attnbench.workloads.attention import parts
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.inputs import AttentionInputs
 from attnbench.workloads.base import Draw
+from attnbench.workloads.drawing import Part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +131,7 @@ def _heads_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2) if tensor.dim() == 4 else tensor
 
 
-def _blocks(case: AttentionCase, pairs: Sequence[parts.Pair], workspace: int) -> Iterator[range]:
+def _blocks(case: AttentionCase, pairs: Sequence[Part], workspace: int) -> Iterator[range]:
     """Split the pairs into runs of the same lengths that fit in the workspace together."""
     for _, run in groupby(range(len(pairs)), key=lambda i: case.sequences[pairs[i][0]]):
         indices = list(run)

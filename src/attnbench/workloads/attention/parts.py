@@ -13,8 +13,8 @@ dK and dV.  H query heads, G KV heads, R = H / G query heads a group, in two lay
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import torch
@@ -22,8 +22,10 @@ from torch import Tensor
 
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.base import Draw, in_layout
+from attnbench.workloads.drawing import Part, draw_parts
 
-Pair = tuple[int, int]
+UNIT = "(sequence, head) pairs"
+"What a part of a draw is, here and in HSTU attention."
 
 WORKSPACE = 2**28
 "Bytes of intermediate results the oracle aims to stay under: enough to keep a GPU busy."
@@ -58,11 +60,11 @@ def output_shapes(case: AttentionCase, draw: Draw | None = None) -> dict[str, tu
     for name in output_names(case):
         side = 0 if name in QUERY_SIDE else 1
         lead: tuple[int, ...]
-        if draw is None or draw.pairs is None:
+        if draw is None or draw.parts is None:
             rows = (case.batch, (case.seqlen, case.seqlen_k)[side])
             lead = (*(_total(case, side) if case.packed else rows), (case.nheads, case.nheads_kv)[side])
         else:
-            count = sum(case.sequences[sequence][side] for sequence, _ in draw.pairs)
+            count = sum(case.sequences[sequence][side] for sequence, _ in draw.parts)
             lead = (count, case.group_size) if side == 0 else (count,)
         shapes[name] = (*lead, sizes[name])
     return shapes
@@ -72,10 +74,10 @@ def _total(case: AttentionCase, side: int) -> tuple[int]:
     return (sum(lengths[side] for lengths in case.sequences),)
 
 
-def pairs_of(case: AttentionCase, draw: Draw) -> Sequence[Pair]:
+def pairs_of(case: AttentionCase, draw: Draw) -> Sequence[Part]:
     """The pairs of a draw, or all of the case."""
-    if draw.pairs is not None:
-        return draw.pairs
+    if draw.parts is not None:
+        return draw.parts
     return list(product(range(case.batch), range(case.nheads_kv)))
 
 
@@ -97,10 +99,10 @@ def pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> list[T
 
 def result_pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
     """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
-    if draw.pairs is None:
+    if draw.parts is None:
         return pieces(case, name, tensor, draw)
     side = 0 if name in QUERY_SIDE else 1
-    return tensor.split([case.sequences[sequence][side] for sequence, _ in draw.pairs])
+    return tensor.split([case.sequences[sequence][side] for sequence, _ in draw.parts])
 
 
 def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
@@ -112,7 +114,7 @@ def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> di
         AttnbenchError: an output is not in the workload's layout.
     """
     whole = in_layout(case.id, outputs, output_shapes(case))
-    if draw.pairs is None:
+    if draw.parts is None:
         return whole
     return {name: torch.cat(pieces(case, name, tensor, draw)) for name, tensor in whole.items()}
 
@@ -126,20 +128,13 @@ def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
     keys, each with the first and the last KV head.
     """
     everything = list(product(range(case.batch), range(case.nheads_kv)))
-    left = max_bytes - min(WORKSPACE, sum(work_bytes(case, pair) for pair in everything))
-    if sum(_result_bytes(case, pair) for pair in everything) <= left:
-        return Draw()
-    chosen = set(product(_corner_sequences(case), {0, case.nheads_kv - 1}))
-    left -= sum(_result_bytes(case, pair) for pair in chosen)
-    rng = random.Random(f"attnbench draw 1 {case.id} {seed}")
-    for pair in sorted(everything, key=lambda _: rng.random()):
-        if pair not in chosen and _result_bytes(case, pair) <= left:
-            chosen.add(pair)
-            left -= _result_bytes(case, pair)
-    return Draw() if len(chosen) == len(everything) else Draw(tuple(sorted(chosen)))
+    workspace = min(WORKSPACE, sum(work_bytes(case, pair) for pair in everything))
+    corners = set(product(_corner_sequences(case), {0, case.nheads_kv - 1}))
+    return draw_parts(everything, corners, unit=UNIT, key=f"attnbench draw 1 {case.id} {seed}",
+                      max_bytes=max_bytes - workspace, result_bytes=partial(_result_bytes, case))
 
 
-def work_bytes(case: AttentionCase, pair: Pair) -> int:
+def work_bytes(case: AttentionCase, pair: Part) -> int:
     """Bytes the oracle works in for one pair, if its rows are one chunk."""
     queries, keys = case.sequences[pair[0]]
     rows = queries * case.group_size
@@ -154,7 +149,7 @@ def _corner_sequences(case: AttentionCase) -> set[int]:
     return found
 
 
-def _result_bytes(case: AttentionCase, pair: Pair) -> int:
+def _result_bytes(case: AttentionCase, pair: Part) -> int:
     queries, keys = case.sequences[pair[0]]
     rows = queries * case.group_size
     items = rows * case.headdim_v

@@ -21,10 +21,9 @@ are its own affair and not in.  ``fwd-bwd`` is the sum of both, in FLOPs and in 
 
 from __future__ import annotations
 
+from attnbench.dtypes import DTYPES
 from attnbench.record import Work
 from attnbench.workloads.attention.case import AttentionCase
-
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def work(case: AttentionCase) -> Work:
@@ -73,7 +72,7 @@ def _backward(case: AttentionCase) -> tuple[int, int]:
 
 def _tensor_bytes(case: AttentionCase) -> tuple[int, int, int, int]:
     """Bytes of Q, K, V and O; dO is as large as O."""
-    item = _ITEM_BYTES[case.dtype]
+    item = DTYPES[case.dtype].bytes
     queries = sum(count for count, _ in case.sequences) * case.nheads * item
     keys = sum(count for _, count in case.sequences) * case.nheads_kv * item
     return queries * case.headdim, keys * case.headdim, keys * case.headdim_v, queries * case.headdim_v

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Choice, Draw, Workload
+from attnbench.workloads.base import Choice, Draw, OutputKind, Workload
 from attnbench.workloads.hstu.axes import AXES
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import targets_of
@@ -33,6 +33,12 @@ class HstuWorkload(Workload):
     title = "HSTU attention"
     axes = AXES
     variants = ("hstu", "hstu-bsa")
+
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """Out, by mode dq, dk and dv; of the block-sparse variant also dgates, and the blocks it selected."""
+        self._known(variant)
+        dense = {"out": OutputKind.VALUE} | dict.fromkeys(("dq", "dk", "dv"), OutputKind.GRADIENT)
+        return dense if variant == "hstu" else dense | {"dgates": OutputKind.GRADIENT, "blocks": OutputKind.CHOICE}
 
     def case(self, values: Mapping[str, Any]) -> HstuCase:
         """Build a case from axis values or from `HstuCase.to_dict`; what is missing takes the axis default.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from attnbench.workloads.attention.axes import parse_boolean, parse_size
-from attnbench.workloads.attention.case import DTYPES, LARGEST_SIZE, MODES
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES, LARGEST_SIZE, MODES
 from attnbench.workloads.base import Axis, one_of
 from attnbench.workloads.hstu.case import SELECTIONS
 from attnbench.workloads.hstu.lengths import ACCEPTED_LENGTHS, ACCEPTED_TARGETS, read_lengths, read_targets
@@ -71,7 +71,7 @@ AXES = (
     Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
     Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
     Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),
-    Axis("dtype", one_of(*DTYPES), f"precision: {', '.join(DTYPES)}", "fp16"),
+    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
     Axis("block_size", parse_size, "block-sparse: keys of a block, a power of two", 32),

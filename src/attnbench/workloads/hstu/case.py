@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
-from attnbench.workloads.attention.case import DTYPES, LARGEST_SIZE, MODES
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES, LARGEST_SIZE, MODES
 from attnbench.workloads.hstu.lengths import (
     ACCEPTED_LENGTHS,
     ACCEPTED_TARGETS,
@@ -102,7 +102,7 @@ class HstuCase:
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name))
         _check_size("contextual_len", self.contextual_len, least=0)
-        for name, accepted in (("dtype", DTYPES), ("mode", MODES), ("selection", SELECTIONS)):
+        for name, accepted in (("dtype", ACCEPTED_DTYPES), ("mode", MODES), ("selection", SELECTIONS)):
             if getattr(self, name) not in accepted:
                 raise unknown("hstu", name, getattr(self, name), accepted)
         for name in ("causal", "pairs", "gates"):

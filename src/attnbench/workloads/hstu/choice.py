@@ -20,8 +20,6 @@ from attnbench.workloads.hstu.inputs import HstuInputs
 class BlockChoice:
     """A selection: right where every block deserves its place by score, within rounding."""
 
-    name = "blocks"
-
     def faults(self, case: HstuCase, inputs: HstuInputs, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a selection; `oracle_bsa.selection_faults` says what is accepted."""
         if chosen.dtype.is_floating_point or chosen.dtype == torch.bool:

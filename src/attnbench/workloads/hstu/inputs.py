@@ -9,11 +9,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from attnbench import dtypes
 from attnbench.errors import unknown
 from attnbench.workloads.attention.inputs import KINDS
 from attnbench.workloads.hstu.case import HstuCase
-
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +48,7 @@ class HstuInputs:
 
 def torch_dtype(case: HstuCase) -> torch.dtype:
     """The case's precision as torch spells it."""
-    return _DTYPES[case.dtype]
+    return dtypes.torch_dtype(case.dtype)
 
 
 def make_inputs(case: HstuCase, *, seed: int, kind: str, device: str | torch.device) -> HstuInputs:

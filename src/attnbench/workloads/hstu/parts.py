@@ -11,21 +11,20 @@ A pair is (sequence, head) and stands for all its queries, keys and values.  Lay
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from attnbench.workloads.attention.parts import CPU_WORKSPACE, ITEM_BYTES, SCORES, WORKSPACE
+from attnbench.workloads.attention.parts import CPU_WORKSPACE, ITEM_BYTES, SCORES, UNIT, WORKSPACE
 from attnbench.workloads.base import Draw, in_layout
+from attnbench.workloads.drawing import Part, draw_parts
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import SequenceShape
 
 __all__ = ["CPU_WORKSPACE", "ITEM_BYTES", "SCORES", "WORKSPACE"]
-
-Pair = tuple[int, int]
 
 QUERY_SIDE = ("q", "gates", "dout", "out", "dq", "dgates")
 "Tensors with a row a query; all others have a row a key."
@@ -44,10 +43,10 @@ def output_shapes(case: HstuCase, variant: str, draw: Draw | None = None) -> dic
              "dgates": len(case.branches)}
     shapes: dict[str, tuple[int, ...]] = {}
     for name in output_names(case, variant):
-        if draw is None or draw.pairs is None:
+        if draw is None or draw.parts is None:
             shapes[name] = (sum(rows_of(shape, name) for shape in case.sequences), case.nheads, sizes[name])
         else:
-            shapes[name] = (sum(rows_of(case.sequences[s], name) for s, _ in draw.pairs), sizes[name])
+            shapes[name] = (sum(rows_of(case.sequences[s], name) for s, _ in draw.parts), sizes[name])
     return shapes
 
 
@@ -56,9 +55,9 @@ def rows_of(shape: SequenceShape, name: str) -> int:
     return shape.queries if name in QUERY_SIDE else shape.length
 
 
-def pairs_of(case: HstuCase, draw: Draw) -> Sequence[Pair]:
+def pairs_of(case: HstuCase, draw: Draw) -> Sequence[Part]:
     """The pairs of a draw, or all of the case."""
-    return list(product(range(case.batch), range(case.nheads))) if draw.pairs is None else draw.pairs
+    return list(product(range(case.batch), range(case.nheads))) if draw.parts is None else draw.parts
 
 
 def by_sequence(case: HstuCase, name: str, tensor: Tensor) -> Sequence[Tensor]:
@@ -74,9 +73,9 @@ def pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> list[Tensor
 
 def result_pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
     """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
-    if draw.pairs is None:
+    if draw.parts is None:
         return pieces(case, name, tensor, draw)
-    return tensor.split([rows_of(case.sequences[s], name) for s, _ in draw.pairs])
+    return tensor.split([rows_of(case.sequences[s], name) for s, _ in draw.parts])
 
 
 def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
@@ -88,7 +87,7 @@ def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[st
         AttnbenchError: an output is not in the workload's layout.
     """
     whole = in_layout(case.id, outputs, output_shapes(case, "hstu-bsa"))
-    if draw.pairs is None:
+    if draw.parts is None:
         return whole
     return {name: torch.cat(pieces(case, name, tensor, draw)) for name, tensor in whole.items()}
 
@@ -100,26 +99,19 @@ def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
     always in: first, last, shortest and longest sequence, each with the first and the last head.
     """
     everything = list(product(range(case.batch), range(case.nheads)))
-    left = max_bytes - min(WORKSPACE, sum(_work_bytes(case.sequences[s]) for s, _ in everything))
-    if sum(_result_bytes(case, pair) for pair in everything) <= left:
-        return Draw()
+    workspace = min(WORKSPACE, sum(_work_bytes(case.sequences[s]) for s, _ in everything))
     order = range(case.batch)
     extremes = {pick(order, key=lambda s: case.sequences[s].length) for pick in (min, max)}
-    chosen = set(product({0, case.batch - 1} | extremes, {0, case.nheads - 1}))
-    left -= sum(_result_bytes(case, pair) for pair in chosen)
-    rng = random.Random(f"attnbench hstu draw 1 {case.id} {seed}")
-    for pair in sorted(everything, key=lambda _: rng.random()):
-        if pair not in chosen and _result_bytes(case, pair) <= left:
-            chosen.add(pair)
-            left -= _result_bytes(case, pair)
-    return Draw() if len(chosen) == len(everything) else Draw(tuple(sorted(chosen)))
+    corners = set(product({0, case.batch - 1} | extremes, {0, case.nheads - 1}))
+    return draw_parts(everything, corners, unit=UNIT, key=f"attnbench hstu draw 1 {case.id} {seed}",
+                      max_bytes=max_bytes - workspace, result_bytes=partial(_result_bytes, case))
 
 
 def _work_bytes(shape: SequenceShape) -> int:
     return ITEM_BYTES * SCORES * shape.queries * shape.length
 
 
-def _result_bytes(case: HstuCase, pair: Pair) -> int:
+def _result_bytes(case: HstuCase, pair: Part) -> int:
     shape = case.sequences[pair[0]]
     items = shape.queries * case.linear_dim
     if case.has_backward:

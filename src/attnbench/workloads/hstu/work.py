@@ -20,11 +20,10 @@ once; pooling, ranking and gating are not counted; gates (and their gradients) a
 
 from __future__ import annotations
 
+from attnbench.dtypes import DTYPES
 from attnbench.record import Work
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import SequenceShape
-
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def work(case: HstuCase) -> Work:
@@ -35,12 +34,12 @@ def work(case: HstuCase) -> Work:
 def sparse_work(case: HstuCase) -> Work:
     """FLOPs and least bytes of the block-sparse function in the case's mode."""
     queries = sum(shape.queries for shape in case.sequences)
-    gates = queries * case.nheads * len(case.branches) * _ITEM_BYTES[case.dtype] if case.gates else 0
+    gates = queries * case.nheads * len(case.branches) * DTYPES[case.dtype].bytes if case.gates else 0
     return _work(case, sum(sparse_pairs(case)), gate_bytes=gates)
 
 
 def _work(case: HstuCase, pairs: int, gate_bytes: int) -> Work:
-    item = _ITEM_BYTES[case.dtype] * case.nheads
+    item = DTYPES[case.dtype].bytes * case.nheads
     queries = sum(shape.queries for shape in case.sequences) * item
     keys = sum(shape.length for shape in case.sequences) * item
     size, size_v = case.attn_dim, case.linear_dim

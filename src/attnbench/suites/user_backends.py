@@ -1,7 +1,8 @@
-"""Backends of a user's file, known without running it in this process.
+"""The backends in a user's file (`--backends ./mine.py`), listed without importing the file in this process.
 
-Importing the file may crash, call ``exit()`` or hang; a process of its own does it and says what the
-file offers (``python -m attnbench.suites.strangers ANSWER_FILE FILE``).  Only workers import it besides.
+Importing the file may crash, call ``exit()`` or hang.  So a child process imports it and reports which backends it
+defines (``python -m attnbench.suites.user_backends ANSWER_FILE FILE``).  Apart
+from that child, only workers import the file.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def known_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
     """Every backend by name, those of `files` as `Described`.
 
     Raises:
-        UsageError: as for `strangers`.
+        UsageError: as for `user_backends`.
     """
-    return {**all_backends(), **strangers(files)}
+    return {**all_backends(), **user_backends(files)}
 
 
-def strangers(files: Sequence[str]) -> dict[str, Backend]:
+def user_backends(files: Sequence[str]) -> dict[str, Backend]:
     """What the files offer, in their order.
 
     Args:
@@ -54,13 +55,13 @@ def strangers(files: Sequence[str]) -> dict[str, Backend]:
 @cache
 def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Described, ...]:
     """Asked once for each state of the file."""
-    answer = ask("attnbench.suites.strangers", file, timeout_s=TIMEOUT_S, folder=folder)
+    answer = ask("attnbench.suites.user_backends", file, timeout_s=TIMEOUT_S, folder=folder)
     if answer.end is not None:
         wrong = f"does not import: it {answer.end}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
-    if "refused" in answer.told:
-        raise UsageError(answer.told["refused"])
-    return tuple(Described(told) for told in answer.told["backends"])
+    if "refused" in answer.value:
+        raise UsageError(answer.value["refused"])
+    return tuple(Described(one) for one in answer.value["backends"])
 
 
 def _stamp(file: str) -> tuple[int, int]:
@@ -76,10 +77,10 @@ def _stamp(file: str) -> tuple[int, int]:
 
 def _child(answer_file: str, file: str) -> None:
     try:
-        told: dict[str, Any] = {"backends": describe(file)}
+        value: dict[str, Any] = {"backends": describe(file)}
     except UsageError as error:
-        told = {"refused": str(error)}
-    reply(answer_file, told)
+        value = {"refused": str(error)}
+    reply(answer_file, value)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import pytest
 
 from attnbench.backends.base import Config
 from attnbench.errors import Unavailable, UsageError
-from attnbench.suites import strangers
+from attnbench.suites import user_backends
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
-from attnbench.suites.strangers import known_backends
+from attnbench.suites.user_backends import known_backends
 from waiting import PATIENCE_S
 
 HEAD = """
@@ -89,7 +89,7 @@ def test_a_probe_is_repeated_word_for_word(tmp_path):
     (HEAD + BODY + "    def __init__(self): 1 / 0\n", "cannot be described: ZeroDivisionError: division by zero; "),
 ])
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path, monkeypatch, text, words):
-    monkeypatch.setattr(strangers, "TIMEOUT_S", PATIENCE_S if "sleep" not in text else 1.0)
+    monkeypatch.setattr(user_backends, "TIMEOUT_S", PATIENCE_S if "sleep" not in text else 1.0)
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as refused:
         known_backends([path])
@@ -116,7 +116,7 @@ def test_a_plan_takes_its_word(tmp_path):
 
 
 def test_a_name_no_file_can_have_is_not_there_and_no_process_asks_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(strangers, "ask", lambda *args, **kwargs: pytest.fail("asked"))
+    monkeypatch.setattr(user_backends, "ask", lambda *args, **kwargs: pytest.fail("asked"))
     for name in ("a" * 5000 + ".py", "\0.py", str(tmp_path)):
         with pytest.raises(UsageError, match="is not there; a Python file with a Backend"):
             known_backends([name])

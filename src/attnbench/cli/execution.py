@@ -1,4 +1,4 @@
-"""What run, compare and check have in common: plan, look ahead, carry out, show, keep."""
+"""What `run`, `compare` and `check` share: make the plan, check the outputs, execute, show and save."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 Show = Callable[[Run, "Console"], None]
 
 
-def carry(args: argparse.Namespace, verb: str, plan: Callable[[], Run], show: Show) -> Run | int:
+def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run], show: Show) -> Run | int:
     """Plan a run and carry it out, with everything that can go wrong found first.
 
     Args:

@@ -1,4 +1,4 @@
-"""What is different between two runs of one row, as far as it is recorded."""
+"""What changed between two runs of one row: versions, source, environment and kernels, as recorded."""
 
 from __future__ import annotations
 
