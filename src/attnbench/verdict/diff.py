@@ -9,7 +9,7 @@ from statistics import median
 
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Environment, Run
-from attnbench.store.conditions import environment_of, machine_words
+from attnbench.store.environments import environment_of, machine_words
 from attnbench.verdict.beside import NAME as YARDSTICKS
 from attnbench.verdict.beside import label, yardstick_rows
 from attnbench.verdict.change import Change, Diff
