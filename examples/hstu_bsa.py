@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import attnbench
-from attnbench.store.layouts import load_layout
+from attnbench.formats.layouts import load_layout
 
 SUITE = """
 name = "hstu-one"

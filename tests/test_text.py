@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.cli.output import Output
+from attnbench.formats.exports import exporter_names, load_exporter
+from attnbench.formats.layouts import layout_names, load_layout
 from attnbench.record import Environment, Settings, Status
 from attnbench.report.html import page
 from attnbench.report.plots import write_plots
 from attnbench.store import runfile
-from attnbench.store.exports import exporter_names, load_exporter
 from attnbench.store.files import write_text
 from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import Place
 from attnbench.store.history.reading import text_of
 from attnbench.store.history.writing import add
-from attnbench.store.layouts import layout_names, load_layout
 from attnbench.text import UNSHOWN, spelled, without_passwords
 from made_up_run import H200, make_case, make_group, make_lost, make_run
 

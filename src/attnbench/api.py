@@ -378,7 +378,7 @@ def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Tim
 
 def _figures(timing: Timing) -> str:
     """Median and the longer arm of its interval, with the digits that it bears."""
-    from attnbench.store.figures import margin, measured, time_half, unit_for
+    from attnbench.presentation.figures import margin, measured, time_half, unit_for
 
     unit, half = unit_for([timing.median_ms]), time_half(timing.time)
     value, arm = timing.median_ms * unit.per_ms, None if half is None else half * unit.per_ms
@@ -391,7 +391,7 @@ def _circumstances(timing: Timing) -> str:
 
 
 def _speedup(found: Speedup) -> str:
-    from attnbench.store.figures import margin, measured, speedup_half
+    from attnbench.presentation.figures import margin, measured, speedup_half
 
     half = speedup_half(found)
     return f"{measured(found.ratio, half)}x {margin(found.ratio, half)} {found.verdict}".replace("  ", " ")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import cli
-from attnbench.store.block import LEGEND
+from attnbench.presentation.block import LEGEND
 from attnbench.suites.settings import SETTINGS
 from attnbench.workloads.base import load_workload
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.store.layouts.seed_001 import COLUMNS
+from attnbench.formats.layouts.seed_001 import COLUMNS
 from attnbench.store.runfile import SCHEMA
 
 MISTAKES = [

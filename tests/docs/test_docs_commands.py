@@ -61,7 +61,7 @@ def test_a_command_of_the_docs_is_one(command, place, monkeypatch, capsys):
     if verb == "list":
         assert args.what in module.LISTS
     if getattr(args, "layout", None) is not None:
-        from attnbench.store.layouts import layout_names
+        from attnbench.formats.layouts import layout_names
 
         assert args.layout in layout_names()
 

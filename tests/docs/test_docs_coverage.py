@@ -11,10 +11,10 @@ from documents import GUIDES, ROOT, commands, inline, name
 from attnbench.backends.registry import all_backends
 from attnbench.cli import MODULES, VERBS
 from attnbench.cli.parser import Parser
+from attnbench.formats.exports import exporter_names
+from attnbench.formats.layouts import layout_names
 from attnbench.measure.timer import all_timers
 from attnbench.pytest_plugin import pytest_addoption
-from attnbench.store.exports import exporter_names
-from attnbench.store.layouts import layout_names
 from attnbench.suites.load import case_names, suite_names
 from test_layers import MAY_IMPORT
 

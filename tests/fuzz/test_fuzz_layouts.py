@@ -7,7 +7,7 @@ import json
 
 from attack import TEXTS, bytes_spoilt, dumps, spoilt
 
-from attnbench.store.layouts import layout_names, load_layout
+from attnbench.formats.layouts import layout_names, load_layout
 from made_up_run import make_case, make_group, make_run
 
 HSTU = {"batch": 2, "seqlen": 1024, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "block_size": 32,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.presentation.block import backend_name
 from attnbench.record import Memory, Status
 from attnbench.report.charts import chart_names, figures
 from attnbench.report.charts.base.ink import COLOURS, Ink, Inks, luminance
 from attnbench.report.charts.base.matter import Matter
 from attnbench.report.charts.time import MOST_SAMPLES, drawn_samples
-from attnbench.store.block import backend_name
 from attnbench.store.runfile import read
 from made_up_run import TFLOPS, case_id, make_case, make_group, make_lost, make_record, make_run, make_time
 
@@ -231,7 +231,7 @@ def test_the_winner_is_named_only_where_it_has_won():
 
 
 def test_real_winners_agree_with_the_tables(drawn):
-    from attnbench.store.blocks import arrange
+    from attnbench.presentation.blocks import arrange
 
     run, found = drawn["h200"]
     figure, = of(found, "winner")

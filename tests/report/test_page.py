@@ -11,13 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from attnbench.errors import Unavailable
+from attnbench.presentation.block import LEGEND
+from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.record import Status
 from attnbench.report import html
 from attnbench.report.charts import figures
 from attnbench.report.html.assemble import assemble
 from attnbench.report.html.plates import pack
-from attnbench.store.block import LEGEND
-from attnbench.store.blocks import blocks, lost_of
 from attnbench.store.derive import derive
 from attnbench.text import spelled
 from made_up_run import make_case, make_group, make_lost, make_record, make_run

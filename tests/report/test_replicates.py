@@ -8,10 +8,10 @@ import statistics
 import pytest
 from rich.console import Console
 
+from attnbench.formats.exports import md
 from attnbench.record import Memory, Settings, Status
 from attnbench.report.table import render_run
 from attnbench.store.derive import derive
-from attnbench.store.exports import md
 from attnbench.store.rows import rows
 from made_up_run import case_id, make_case, make_lost, make_record, make_run, make_time
 

@@ -16,7 +16,7 @@ SUITE = "compare"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    from attnbench.store.block import LEGEND
+    from attnbench.presentation.block import LEGEND
 
     flags.add_workload(parser)
     flags.add_shape(parser, note=(

@@ -133,7 +133,7 @@ def _read(name: str, folder: str) -> tuple[Path, Run]:
         UsageError: there is none.
         RunFileError: it cannot be read as either.
     """
-    from attnbench.store.layouts import layout_names, load_layout
+    from attnbench.formats.layouts import layout_names, load_layout
 
     try:
         return read_run(name, folder, WHO, statistics=False)

@@ -112,8 +112,8 @@ def _show(run: Run, output: Output, show: Show) -> Output:
     Into a pipe or a file, a suite with a seed's layout prints what the seed's program printed, for the
     scripts that read it; our own table and what follows goes to stderr then.  A terminal shows ours alone.
     """
+    from attnbench.formats.layouts import load_layout
     from attnbench.report.table import render_run
-    from attnbench.store.layouts import load_layout
 
     timed = any(record.time is not None for record in run.records)
     wanted = run.layout is not None and timed and not sys.stdout.isatty()

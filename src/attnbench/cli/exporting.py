@@ -13,7 +13,7 @@ from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 
 if TYPE_CHECKING:
-    from attnbench.store.layouts.base import Layout
+    from attnbench.formats.layouts.base import Layout
 
 WHO = "attnbench export"
 
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the run, then write what was asked for."""
     from attnbench.cli.formats import format_names, write_format
-    from attnbench.store.layouts import load_layout
+    from attnbench.formats.layouts import load_layout
 
     asked = flags.exports(args, WHO)
     if args.layout is not None:

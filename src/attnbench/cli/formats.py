@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attnbench.formats.exports import check_target, export, exporter_names, load_exporter
+from attnbench.formats.exports.base import Exporter
 from attnbench.record import Run
-from attnbench.store.exports import check_target, export, exporter_names, load_exporter
-from attnbench.store.exports.base import Exporter
 
 PAGE = "html"
 "The store may not import the report, so the two meet here."

@@ -228,7 +228,7 @@ def _csv(lines: list[dict[str, Any]]) -> str:
     import csv
     import io
 
-    from attnbench.store.exports.base import harmless
+    from attnbench.formats.exports.base import harmless
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

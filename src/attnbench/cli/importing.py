@@ -27,9 +27,9 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the file, write the run."""
     from attnbench.cli.formats import write_format
+    from attnbench.formats.layouts import load_layout, recognise
     from attnbench.store.files import check_writable
     from attnbench.store.history.writing import keep
-    from attnbench.store.layouts import load_layout, recognise
     from attnbench.store.runfile import default_path, write
 
     asked = flags.exports(args, WHO)

@@ -169,7 +169,7 @@ def _timers(args: argparse.Namespace) -> Rows:
 
 
 def _layouts(args: argparse.Namespace) -> Rows:
-    from attnbench.store.layouts import layout_names, load_layout
+    from attnbench.formats.layouts import layout_names, load_layout
 
     return [{"name": name, "title": load_layout(name).title} for name in layout_names()]
 

@@ -103,8 +103,8 @@ def check_settings(run: Run) -> None:
         UsageError: no such timer or layout.
         Unavailable: the timer, the cache state or the clocks are not for this kind of device.
     """
+    from attnbench.formats.layouts import layout_names
     from attnbench.measure.timer import all_timers
-    from attnbench.store.layouts import layout_names
 
     name, kind = run.settings.timer, run.settings.device.partition(":")[0]
     timers = all_timers()

@@ -14,7 +14,7 @@ DEFAULT = "quick"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    from attnbench.store.block import LEGEND
+    from attnbench.presentation.block import LEGEND
 
     parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
         f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnbench.presentation.block import backend_name
+from attnbench.presentation.blocks import lost_of
 from attnbench.record import Error, Record, Run, Status
 from attnbench.report.page import Paper, decimal_aligned
-from attnbench.store.block import backend_name
-from attnbench.store.blocks import lost_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench.formats.exports.md import plain, row
+from attnbench.presentation import figures
+from attnbench.presentation.block import Column, backend_name
 from attnbench.record import Record, Status
 from attnbench.report.page import Paper, decimal_aligned
 from attnbench.report.table import VERDICTS, fitting
-from attnbench.store import figures
-from attnbench.store.block import Column, backend_name
-from attnbench.store.exports.md import plain, row
 from attnbench.verdict.change import Change, Diff, RowKey, Shift, Turned, key_of
 from attnbench.verdict.yardsticks import NAME as YARDSTICKS
 from attnbench.verdict.yardsticks import PREFIX

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from attnbench.presentation.block import Block, Column, Line, Lost
+from attnbench.presentation.blocks import arrange
 from attnbench.record import Run
 from attnbench.report.page import Paper, decimal_aligned
-from attnbench.store.block import Block, Column, Line, Lost
-from attnbench.store.blocks import arrange
-from attnbench.store.conditions import machine_words
+from attnbench.store.environments import machine_words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnbench.presentation import figures
 from attnbench.report.listing import render_list
 from attnbench.report.page import Paper
 from attnbench.stats.change_points import FEWEST
-from attnbench.store import figures
 from attnbench.store.history.changes import HASH
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attnbench.presentation.figures import half_interval, margin, measured, plain, unit_for
 from attnbench.report.page import Paper, decimal_aligned
 from attnbench.stats.race_data import CLOSE, Outcome, Standing
-from attnbench.store.figures import half_interval, margin, measured, plain, unit_for
 
 if TYPE_CHECKING:
     from rich.console import Console

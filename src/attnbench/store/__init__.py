@@ -1,1 +1,1 @@
-"""Run files, exports and the layouts of the seeds."""
+"""Run files and the history of runs; every statistic is worked out again on loading."""

@@ -9,7 +9,7 @@ from statistics import median
 
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Environment, Run
-from attnbench.store.conditions import environment_of, machine_words
+from attnbench.store.environments import environment_of, machine_words
 from attnbench.verdict.change import Change, Diff
 from attnbench.verdict.contrast import clock_change
 from attnbench.verdict.judge import Judged, judge

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Record, Run, Status
-from attnbench.store.conditions import device_name, environment_of
+from attnbench.store.environments import device_name, environment_of
 from attnbench.verdict.change import RowKey, Turned, key_of
 
 WHO = "attnbench diff"

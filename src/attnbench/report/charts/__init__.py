@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
+from attnbench.formats import scan
 from attnbench.record import Run
 from attnbench.report.charts.base.figure import Chart, Figure, run_folders
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.matter import Matter
-from attnbench.store import scan
 
 __all__ = ["Figure", "chart_names", "figures"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.labels import NARROW, around, scaled, shortened
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import colour, finished, log_or_linear, shape
-from attnbench.store import figures
-from attnbench.store.block import backend_name
 
 HEIGHT = 260
 FEWEST = 2

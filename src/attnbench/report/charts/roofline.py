@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from attnbench.presentation.block import backend_name
+from attnbench.presentation.figures import plain
 from attnbench.record import Record
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import PLAIN, Inks
@@ -17,8 +19,6 @@ from attnbench.report.charts.base.labels import LINE, NARROW, around, scaled, sh
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.roofs import Roof, intensity, measured, promised, promised_at
 from attnbench.report.charts.base.strips import colour, finished, shape
-from attnbench.store.block import backend_name
-from attnbench.store.figures import plain
 
 HEIGHT = 320.0
 ABOVE = 14.0

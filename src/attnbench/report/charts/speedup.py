@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
-from attnbench.store import figures
-from attnbench.store.block import backend_name
 
 
 def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:

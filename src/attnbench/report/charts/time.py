@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
-from attnbench.store import figures
-from attnbench.store.block import backend_name
 from attnbench.store.replicates import Processes
 
 MOST_SAMPLES = 40

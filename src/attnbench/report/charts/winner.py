@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from attnbench.presentation.block import backend_name
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.labels import LINE, LONGEST
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, differing, panels
 from attnbench.report.charts.base.strips import ON_A_PHONE, finished, label_limit
-from attnbench.store.block import backend_name
 
 CELL = 44
 "Pixels of a row of cells."

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attnbench.formats.exports.base import Exporter
 from attnbench.record import Run
 from attnbench.report.libraries import PACKAGES, require
-from attnbench.store.exports.base import Exporter
 
 
 def ready() -> None:

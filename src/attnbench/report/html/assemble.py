@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.presentation.block import LEGEND
 from attnbench.record import Run
 from attnbench.report.html.content import MOST_OPEN, rows_of, sections
 from attnbench.report.html.listing import dumps, listing
 from attnbench.report.html.plates import pack
-from attnbench.store.block import LEGEND
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnbench.presentation.block import Block, Column, Line, Lost, backend_name
+from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.record import Environment, Record, Run, Settings, Status
 from attnbench.report.charts.base.matter import Matter
 from attnbench.report.checks import COLUMNS, error_rows
 from attnbench.report.page import decimal_aligned
-from attnbench.store.block import Block, Column, Line, Lost, backend_name
-from attnbench.store.blocks import blocks, lost_of
-from attnbench.store.conditions import machine_words
+from attnbench.store.environments import machine_words
 
 Fact = tuple[str, str]
 

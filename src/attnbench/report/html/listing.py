@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import Block, Line, backend_name
+from attnbench.presentation.blocks import baselines, columns_for, line_of
 from attnbench.record import Record, Status
 from attnbench.report.html.content import Section, aligned
-from attnbench.store import figures
-from attnbench.store.block import Block, Line, backend_name
-from attnbench.store.blocks import baselines, columns_for, line_of
 from attnbench.store.replicates import case_of
 
 MOST_CHOICES = 40

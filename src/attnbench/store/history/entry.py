@@ -15,7 +15,7 @@ from typing import Any
 from attnbench import record
 from attnbench.record import Record, Run, Status, Time
 from attnbench.store import runfile
-from attnbench.store.conditions import device_name, environment_of
+from attnbench.store.environments import device_name, environment_of
 
 SERIES = ("workload", "case_id", "backend", "config", "machine", "timer", "l2", "regime", "input", "lock_clocks")
 """What makes a series: times that differ in any of these are never put beside each other."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.presentation.block import backend_name
 from attnbench.record import Run
-from attnbench.store.block import backend_name
 
 COLOURS = ("#1395ec", "#a0920d", "#8e4cf0", "#c46d64", "#307e7e", "#ef3994", "#616f2a", "#be55b4")
 """Each at least 3:1 against a white and a dark page, and told apart by eyes that lack one kind of

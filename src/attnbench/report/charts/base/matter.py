@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from attnbench.presentation.conditions import Conditions, conditions_of
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.figure import slug, unique
-from attnbench.store.conditions import Conditions, conditions_of
 from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_replicated, tie
 
 

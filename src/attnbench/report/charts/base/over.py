@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.columns import CASE, Columns, resolve
 from attnbench.report.charts.base.figure import Figure, run_folders, slug
@@ -12,7 +13,6 @@ from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.lines import Point, Quantity, is_number, lines, points_of
 from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, Panel, differing, panels
-from attnbench.store.block import backend_name
 
 WHO = "attnbench report"
 FOLDERS = {LENGTH: "seq_len_plots", "actual_sparsity": "sparge_sparsity_plots"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnbench.presentation.conditions import Conditions
 from attnbench.record import Record, Status
-from attnbench.store.conditions import Conditions
 from attnbench.store.replicates import Processes
 
 LEGEND = (
@@ -59,7 +59,7 @@ class Block:
     lost: Sequence[Lost] = ()
     notes: Sequence[str] = field(default=())
     reading: Sequence[str] = field(default=())
-    "what the table means (`store.reading`)"
+    "what the table means (`presentation.reading`)"
 
 
 @dataclass(frozen=True, slots=True)

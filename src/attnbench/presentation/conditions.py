@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench.record import Environment, Record, Run
+from attnbench.record import Record, Run
+from attnbench.store.environments import device_name, environment_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,3 @@ def conditions_of(run: Run, records: Sequence[Record]) -> Conditions:
         regime=time.regime if time else None,
         clock_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
-
-
-def environment_of(run: Run, record: Record) -> Environment | None:
-    """The environment that `record` was measured in."""
-    place = record.environment
-    return run.environments[place] if place is not None and 0 <= place < len(run.environments) else None
-
-
-def device_name(environment: Environment | None) -> str | None:
-    """The GPU, or the CPU where none was used."""
-    return None if environment is None else environment.gpu or environment.cpu
-
-
-def machine_words(environment: Environment) -> list[str]:
-    """The machine and the versions that a reader of a table must know."""
-    words = [name for name in (device_name(environment),) if name]
-    versions = (("torch", environment.torch), ("triton", environment.triton))
-    words += [f"{name} {version}" for name, version in versions if version]
-    if environment.gpu:
-        versions = (("CUDA", environment.cuda), ("driver", environment.driver))
-        words += [f"{name} {version}" for name, version in versions if version]
-    return words

@@ -1,6 +1,6 @@
 import pytest
 
-from attnbench.store import figures
+from attnbench.presentation import figures
 from made_up_run import make_time
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from attnbench.formats.exports.base import Exporter
 from attnbench.record import Run
-from attnbench.store.exports.base import Exporter
 from attnbench.store.runfile import dumps
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from attnbench.formats.exports.base import Exporter
+from attnbench.presentation.block import LEGEND, Block, Lost
+from attnbench.presentation.blocks import arrange
 from attnbench.record import Run
-from attnbench.store.block import LEGEND, Block, Lost
-from attnbench.store.blocks import arrange
-from attnbench.store.conditions import machine_words
-from attnbench.store.exports.base import Exporter
+from attnbench.store.environments import machine_words
 
 
 def render(run: Run) -> bytes:

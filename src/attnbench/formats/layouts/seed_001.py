@@ -13,12 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbench.errors import RunFileError, UsageError, refusal
-from attnbench.record import Rate, Record, Run, Speedup
-from attnbench.store.block import backend_name
-from attnbench.store.blocks import lost_of
-from attnbench.store.exports.base import harmless
-from attnbench.store.files import is_file, write_bytes
-from attnbench.store.layouts.base import (
+from attnbench.formats.exports.base import harmless
+from attnbench.formats.layouts.base import (
     IMPORTED,
     Layout,
     imported_record,
@@ -29,7 +25,11 @@ from attnbench.store.layouts.base import (
     read_text,
     timed,
 )
-from attnbench.store.split import part_path, split
+from attnbench.formats.split import part_path, split
+from attnbench.presentation.block import backend_name
+from attnbench.presentation.blocks import lost_of
+from attnbench.record import Rate, Record, Run, Speedup
+from attnbench.store.files import is_file, write_bytes
 
 COLUMNS = ("Kernel Name", "d_head", "seq_len", "Mean", "Median", "Min", "Max", "StdDev", "Relative Performance",
            "Attn TFLOP/s")  # fmt: skip

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.formats import scan
+from attnbench.formats.exports.base import Exporter
+from attnbench.formats.split import part_path, split
 from attnbench.record import Run
-from attnbench.store import scan
-from attnbench.store.exports.base import Exporter
 from attnbench.store.files import check_writable, write_bytes, write_stdout
-from attnbench.store.split import part_path, split
 
 STDOUT = "-"
 

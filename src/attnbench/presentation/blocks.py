@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import Block, Column, Line, Lost, Page, backend_name, said
+from attnbench.presentation.conditions import conditions_of
+from attnbench.presentation.details import details
+from attnbench.presentation.reading import read_sweep, read_table
+from attnbench.presentation.remarks import remarks
 from attnbench.record import Record, Run, Status, Time
-from attnbench.store import figures
-from attnbench.store.block import Block, Column, Line, Lost, Page, backend_name, said
-from attnbench.store.conditions import conditions_of
-from attnbench.store.details import details
-from attnbench.store.reading import read_sweep, read_table
-from attnbench.store.remarks import remarks
 from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
 FASTEST = "*"

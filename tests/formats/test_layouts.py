@@ -4,9 +4,9 @@ import json
 import pytest
 
 from attnbench.errors import RunFileError, UsageError
+from attnbench.formats.layouts import layout_names, load_layout, recognise
 from attnbench.record import Memory, Status, Work
 from attnbench.store import runfile
-from attnbench.store.layouts import layout_names, load_layout, recognise
 from made_up_run import make_case, make_group, make_lost, make_record, make_run, make_time
 
 SEED_001, SEED_004 = load_layout("seed-001"), load_layout("seed-004")

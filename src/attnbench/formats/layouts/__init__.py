@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from attnbench.errors import RunFileError, refusal, unknown
-from attnbench.store import scan
+from attnbench.formats import scan
+from attnbench.formats.layouts.base import Layout
 from attnbench.store.files import is_file, is_folder
-from attnbench.store.layouts.base import Layout
 
 
 def layout_names() -> list[str]:

@@ -7,8 +7,8 @@ import io
 import json
 from typing import Any
 
+from attnbench.formats.exports.base import Exporter, harmless
 from attnbench.record import Run
-from attnbench.store.exports.base import Exporter, harmless
 from attnbench.store.rows import columns, rows
 
 

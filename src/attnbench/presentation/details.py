@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.conditions import conditions_of
 from attnbench.record import Record, Run, Time
-from attnbench.store import figures
-from attnbench.store.block import Block, Column, Line, backend_name, said
-from attnbench.store.conditions import conditions_of
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:

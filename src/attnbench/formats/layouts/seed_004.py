@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import RunFileError, UsageError, refusal
-from attnbench.record import Memory, Rate, Record, Run, Speedup
-from attnbench.store.block import backend_name
-from attnbench.store.figures import plain
-from attnbench.store.files import is_file, is_folder, write_bytes
-from attnbench.store.layouts.base import (
+from attnbench.formats.layouts.base import (
     Layout,
     imported_record,
     imported_run,
@@ -27,6 +23,10 @@ from attnbench.store.layouts.base import (
     read_text,
     timed,
 )
+from attnbench.presentation.block import backend_name
+from attnbench.presentation.figures import plain
+from attnbench.record import Memory, Rate, Record, Run, Speedup
+from attnbench.store.files import is_file, is_folder, write_bytes
 
 RESULTS, BLOCK, TABLE = "results.json", "baseline_benchmark.txt", "comparison_results.txt"
 KEYS = ("time_ms", "tflops", "memory_gb")

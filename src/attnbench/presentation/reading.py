@@ -22,9 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record, Run
-from attnbench.store.block import backend_name
-from attnbench.store.conditions import environment_of
+from attnbench.store.environments import environment_of
 from attnbench.store.replicates import case_of
 
 Facts = dict[str, Any]

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from attnbench.errors import RunFileError, UsageError
+from attnbench.formats.layouts import load_layout, recognise
 from attnbench.record import Memory, Settings, Status
 from attnbench.store import runfile
-from attnbench.store.layouts import load_layout, recognise
 from made_up_run import H200, make_case, make_lost, make_record, make_run, make_time
 
 LAYOUT = load_layout("seed-000")

@@ -10,11 +10,12 @@ import openpyxl
 import pytest
 
 from attnbench.errors import Unavailable, UsageError
+from attnbench.formats import exports
+from attnbench.formats.exports import xlsx
+from attnbench.formats.exports.base import harmless
 from attnbench.record import Error, Status
-from attnbench.store import exports, rows, runfile
+from attnbench.store import rows, runfile
 from attnbench.store.derive import derive
-from attnbench.store.exports import xlsx
-from attnbench.store.exports.base import harmless
 from attnbench.store.frame import to_pandas
 from made_up_run import make_case, make_group, make_lost, make_record, make_run
 
@@ -194,12 +195,13 @@ import sys
 for name in ("torch", "triton", "pandas", "openpyxl", "pynvml"):
     sys.modules[name] = None
 import pkgutil, importlib
-import attnbench.store, attnbench.report
-for room in (attnbench.store, attnbench.report):
+import attnbench.store, attnbench.presentation, attnbench.formats, attnbench.report
+for room in (attnbench.store, attnbench.presentation, attnbench.formats, attnbench.report):
     for item in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         importlib.import_module(item.name)
 assert "rich" not in sys.modules and "numpy" not in sys.modules
-from attnbench.store import exports, runfile
+from attnbench.formats import exports
+from attnbench.store import runfile
 run = runfile.loads(sys.stdin.read())
 print(len(exports.load_exporter("csv").render(run).splitlines()))
 """

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.errors import RunFileError, UsageError, refusal
-from attnbench.record import Environment, Memory, Record, Run, Settings, Speedup
-from attnbench.store.figures import plain
-from attnbench.store.files import is_folder, write_bytes
-from attnbench.store.layouts.base import (
+from attnbench.formats.layouts.base import (
     IMPORTED,
     Layout,
     imported_record,
@@ -28,8 +25,11 @@ from attnbench.store.layouts.base import (
     read_text,
     timed,
 )
+from attnbench.formats.split import part_path, split
+from attnbench.presentation.figures import plain
+from attnbench.record import Environment, Memory, Record, Run, Settings, Speedup
+from attnbench.store.files import is_folder, write_bytes
 from attnbench.store.parsing import parse
-from attnbench.store.split import part_path, split
 
 RESULTS = "benchmark_results.json"
 KEYS = ("device_info", "num_warmup", "num_iterations", "results")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from attnbench.presentation import figures
 from attnbench.record import Record, Run
-from attnbench.store import figures
 from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
 

@@ -6,11 +6,11 @@ import string
 
 import pytest
 
+from attnbench.presentation import reading
+from attnbench.presentation.blocks import arrange
+from attnbench.presentation.reading import COMPARE, read_sweep, read_table, rules
 from attnbench.record import Memory, PowerSeries, Time
-from attnbench.store import reading
-from attnbench.store.blocks import arrange
 from attnbench.store.derive import derive
-from attnbench.store.reading import COMPARE, read_sweep, read_table, rules
 from made_up_run import H200, make_case, make_group, make_record, make_run
 
 KNOWN = set(re.findall(r"\w+", reading.__doc__.split("of a row")[1])) | {"backends"}

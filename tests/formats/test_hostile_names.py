@@ -12,15 +12,15 @@ import pytest
 
 from attnbench.cli import main
 from attnbench.errors import RunFileError
+from attnbench.formats.exports import export
+from attnbench.formats.layouts import layout_names, load_layout
 from attnbench.report.charts import figures
 from attnbench.report.charts.base.over import figures_over
 from attnbench.store import runfile
-from attnbench.store.exports import export
 from attnbench.store.history.entry import pack
 from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import Place
 from attnbench.store.history.writing import add
-from attnbench.store.layouts import layout_names, load_layout
 from made_up_run import make_case, make_group, make_run
 
 EVIL_IDS = ["../../evil", "/tmp/evil", "..", ".", "", "a/b", "a\\b", "3f9a01bc\n", "3F9A01BC", "3f9a01bc.json",

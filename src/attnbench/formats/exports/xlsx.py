@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import Unavailable
+from attnbench.formats.exports.base import Exporter
+from attnbench.formats.exports.csv import as_text
 from attnbench.record import Run
-from attnbench.store.exports.base import Exporter
-from attnbench.store.exports.csv import as_text
 from attnbench.store.rows import columns, rows
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""A run in other formats: exports of ours, and layouts of older scripts, written and read."""
