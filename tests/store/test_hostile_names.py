@@ -13,7 +13,7 @@ import pytest
 from attnbench.cli import main
 from attnbench.errors import RunFileError
 from attnbench.report.charts import figures
-from attnbench.report.charts.base.over import figures_over
+from attnbench.report.charts.base.by_axis import figures_over
 from attnbench.store import runfile
 from attnbench.store.exports import export
 from attnbench.store.history.entry import pack

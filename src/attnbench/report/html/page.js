@@ -202,18 +202,18 @@
 
   // ── charts ─────────────────────────────────────────────────────────────────────────────────────────────────────
   const ERRORS = 1;  // of vega's levels: that an axis cannot begin at zero is no news to a reader
-  let plates, config;
+  let packed, config;
 
-  /** The Vega-Lite spec of a figure, put together from what it shares with others (plates.py). */
+  /** The Vega-Lite spec of a figure, put together from what it shares with others (packing.py). */
   function spec(place) {
-    plates ??= data("plates-data");
-    const [mold, height, tables] = plates.figures[place];
+    packed ??= data("figures-data");
+    const [template, height, tables] = packed.figures[place];
     const datasets = {};
     for (const [name, index] of Object.entries(tables)) {
-      const [names, ...rows] = plates.tables[index];
+      const [names, ...rows] = packed.tables[index];
       datasets[name] = names ? rows.map((row) => Object.fromEntries(names.map((key, i) => [key, row[i]]))) : rows;
     }
-    return structuredClone({ ...plates.molds[mold], ...(height === null ? {} : { height }), datasets });
+    return structuredClone({ ...packed.templates[template], ...(height === null ? {} : { height }), datasets });
   }
 
   async function draw(figure) {

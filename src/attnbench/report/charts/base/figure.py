@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from attnbench.record import Run
 
 if TYPE_CHECKING:
-    from attnbench.report.charts.base.ink import Inks
-    from attnbench.report.charts.base.matter import Matter
+    from attnbench.report.charts.base.data import RunData
+    from attnbench.report.charts.base.style import Styles
 
 Spec = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Figure:
     "what a reader who does not see the chart must know"
     spec: Spec
     """Vega-Lite 6 without $schema and config; shares parts with other figures, so it is not to be
-    changed in place.  Text and lines take their colours from `ink.config`."""
+    changed in place.  Text and lines take their colours from `style.config`."""
     case_id: str | None = None
     "of the case it belongs to; None where it is of the whole run"
     run: str | None = None
@@ -58,7 +58,7 @@ class Chart:
 
     rank: int
     "place on the page; charts of the whole run come before those of a case"
-    draw: Callable[[Matter, Inks], Iterable[Figure]]
+    draw: Callable[[RunData, Styles], Iterable[Figure]]
     "figures of one run; none where they would show nothing"
 
 
