@@ -239,8 +239,8 @@ def test_charts_are_put_together_again(run):
     assert drawn
     for figure, (template, height, tables) in zip(drawn, packed["figures"], strict=True):
         spec = dict(packed["templates"][template])
-        if height is not None:
-            spec["height"] = height
+        assert height == spec["usermeta"]["around"] + figure.spec["height"]
+        spec["height"] = figure.spec["height"]
         spec["datasets"] = {}
         for name, place in tables.items():
             names, *rows = packed["tables"][place]

@@ -8,7 +8,14 @@ from typing import Any
 
 from attnbench.record import Record
 from attnbench.report.charts.base.data import RunData, Table
-from attnbench.report.charts.base.encodings import STEP, backends_axis, colour, figures_at_the_right, finished
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.style import Styles
 from attnbench.store.block import backend_name
@@ -57,7 +64,7 @@ def _definition(unit: str) -> Spec:
     title = [f"peak memory allocated, {unit}", "(inputs and outputs in, harness out)"]
     x = alt.X("m:Q").axis(alt.Axis(tickCount=6)).title(title)
     bars = base.mark_bar(height=12, cornerRadiusEnd=2).encode(x=x, color=colour(), tooltip=tooltip)
-    return finished(alt.layer(bars, figures_at_the_right(base)))
+    return finished(alt.layer(bars, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=13, draw=draw)

@@ -8,7 +8,15 @@ from typing import Any
 
 from attnbench.record import Record
 from attnbench.report.charts.base.data import RunData, Table
-from attnbench.report.charts.base.encodings import STEP, backends_axis, colour, figures_at_the_right, finished, shape
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+    shape,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.style import PLAIN, Styles
 from attnbench.store import figures
@@ -80,7 +88,7 @@ def _definition() -> Spec:
                alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)))
+    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=11, draw=draw)

@@ -11,7 +11,15 @@ from functools import cache
 
 from attnbench.record import Record
 from attnbench.report.charts.base.data import RunData, Table
-from attnbench.report.charts.base.encodings import STEP, backends_axis, colour, figures_at_the_right, finished, shape
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+    shape,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
 from attnbench.report.charts.base.style import Styles
 from attnbench.store import figures
@@ -99,7 +107,7 @@ def _definition(unit: str, wide: bool) -> Spec:
                alt.Tooltip("n:Q", title="samples")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)))
+    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=10, draw=draw)

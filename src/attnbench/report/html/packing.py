@@ -16,14 +16,14 @@ def pack(figures: Sequence[Figure]) -> Packed:
 
     Returns:
         ``templates``: specs without data or height, each once; ``tables``: columns and rows, each once;
-        ``figures``: of each figure its template, its height and its tables by name, by place in the lists.
+        ``figures``: of each figure its template, its outer height and its tables by name, by place in the lists.
     """
     templates, tables = _Once(), _Once()
     packed = []
     for figure in figures:
         rest = {name: value for name, value in figure.spec.items() if name not in ("datasets", "height")}
         data = {name: tables.place(_table(rows)) for name, rows in figure.spec.get("datasets", {}).items()}
-        packed.append([templates.place(rest), figure.spec.get("height"), data])
+        packed.append([templates.place(rest), figure.outer_height, data])
     return {"templates": templates.items, "tables": tables.items, "figures": packed}
 
 

@@ -33,8 +33,9 @@ class Figure:
     alt: str
     "what a reader who does not see the chart must know"
     spec: Spec
-    """Vega-Lite 6 without $schema and config; shares parts with other figures, so it is not to be
-    changed in place.  Text and lines take their colours from `style.config`."""
+    """Vega-Lite 6 without $schema and config; ``height`` is the plot's, ``usermeta.around`` what axes and titles add.
+    It shares parts with other figures, so it is not to be changed in place.  Text and lines take their colours from
+    `style.config`."""
     case_id: str | None = None
     "of the case it belongs to; None where it is of the whole run"
     run: str | None = None
@@ -46,6 +47,11 @@ class Figure:
     def stem(self) -> str:
         """Path of its file below the folder of plots, without the ending."""
         return f"{self.folder}/{self.name}" if self.folder else self.name
+
+    @property
+    def outer_height(self) -> int:
+        """Pixels of the whole chart on a page: the plot with its axes, titles and legend."""
+        return round(self.spec["height"] + self.spec["usermeta"]["around"])
 
     def of_run(self, run: str, place: str) -> Figure:
         """The same figure as one of the run `run`, whose pictures go into the folder `place`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.record import Record
 from attnbench.report.charts.base.data import Table
-from attnbench.report.charts.base.encodings import colour, finished, log_or_linear, shape
+from attnbench.report.charts.base.encodings import BELOW, TITLE_LINE, colour, finished, log_or_linear, shape
 from attnbench.report.charts.base.figure import Spec, filled, row, short
 from attnbench.report.charts.base.labels import LINE, scaled, shortened, spread
 from attnbench.report.charts.base.style import Styles
@@ -159,4 +159,4 @@ def _definition(
     names = ends.mark_text(style="label", align="left", baseline="middle", dx=5).encode(
         x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N")
     room = alt.Chart(alt.NamedData(name="room")).mark_point(opacity=0).encode(y=y)
-    return finished(alt.layer(room, stalks, *drawn, signs, names))
+    return finished(alt.layer(room, stalks, *drawn, signs, names), BELOW + TITLE_LINE * (len(over) - 1))
