@@ -15,7 +15,7 @@ from attnbench.errors import RunFileError
 from attnbench.formats.exports import export
 from attnbench.formats.layouts import layout_names, load_layout
 from attnbench.report.charts import figures
-from attnbench.report.charts.base.over import figures_over
+from attnbench.report.charts.base.by_axis import figures_over
 from attnbench.store import runfile
 from attnbench.store.history.entry import pack
 from attnbench.store.history.opening import open_history

@@ -12,8 +12,8 @@ import pytest
 from attnbench.presentation.block import backend_name
 from attnbench.record import Memory, Status
 from attnbench.report.charts import chart_names, figures
-from attnbench.report.charts.base.ink import COLOURS, Ink, Inks, luminance
-from attnbench.report.charts.base.matter import Matter
+from attnbench.report.charts.base.data import RunData
+from attnbench.report.charts.base.style import COLOURS, Style, Styles, luminance
 from attnbench.report.charts.time import MOST_SAMPLES, drawn_samples
 from attnbench.store.runfile import read
 from made_up_run import TFLOPS, case_id, make_case, make_group, make_lost, make_record, make_run, make_time
@@ -252,8 +252,8 @@ def test_a_backend_has_one_ink_on_a_page(drawn):
 
 
 def test_inks_of_fifty_six_backends_differ():
-    inks = Inks([])
-    assert len({(inks.of(str(place)).colour, inks.of(str(place)).shape) for place in range(56)}) == 56
+    styles = Styles([])
+    assert len({(styles.of(str(place)).colour, styles.of(str(place)).shape) for place in range(56)}) == 56
 
 
 def contrast(first, second):
@@ -266,7 +266,7 @@ def test_colours_are_seen_on_light_and_dark(colour):
     """WCAG 2.2, 1.4.11: 3:1 for what must be seen; 1.4.3: 4.5:1 for the letters on it."""
     assert contrast(colour, "#ffffff") >= 3.0
     assert contrast(colour, "#0d1117") >= 3.0
-    assert contrast(colour, Ink(colour, "circle", (1, 0)).on_it) >= 4.5
+    assert contrast(colour, Style(colour, "circle", (1, 0)).text_on_it) >= 4.5
 
 
 # Linear RGB as seen without one kind of cone, severity 1 (Machado, Oliveira, Fernandes 2009).
@@ -327,7 +327,7 @@ def test_processes_are_combined_and_ways_of_measuring_kept_apart():
     two = of(figures([make_run([*records[:2], warm])]), "time")
     assert [one.folder for one in two] == [name, f"{name}-2"]
     assert [{row["b"] for row in one.spec["datasets"]["rows"]} for one in two] == [{"a", "b"}, {"c"}]
-    assert len(Matter(make_run([*records[:2], warm])).by_conditions()) == 2
+    assert len(RunData(make_run([*records[:2], warm])).by_conditions()) == 2
 
 
 def test_two_thousand_records_stay_small():

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.record import Rate, Work
+from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.figure import slug
 from attnbench.report.charts.base.labels import LETTER, LINE, NARROW, around, scaled, shortened, spread
 from attnbench.report.charts.base.lines import steps
-from attnbench.report.charts.base.matter import Matter
 from attnbench.report.charts.base.panels import panels
 from attnbench.report.charts.base.roofs import Roof, intensity, measured, promised, promised_at
 from made_up_run import make_case, make_group, make_record, make_run
@@ -92,7 +92,7 @@ def test_names_of_files():
 
 
 def tables(*cases):
-    return Matter(make_run([record for case in cases for record in make_group(case, {"a": 300.0, "b": 200.0})])).tables
+    return RunData(make_run([record for case in cases for record in make_group(case, {"a": 300.0, "b": 200.0})])).tables
 
 
 def test_what_follows_the_length_goes_with_it_and_what_does_not_stands_apart():
@@ -182,5 +182,5 @@ def test_no_two_cases_share_a_folder():
     case = make_case()
     records = [dataclasses.replace(make_record(case, "a", tflops=300.0), case_id=name, group=name)
                for name in ("a/b", "a_b", "a_b-2", "A?B", "..", "")]
-    assert [table.folder for table in Matter(make_run(records)).tables] == [
+    assert [table.folder for table in RunData(make_run(records)).tables] == [
         "a_b", "a_b-2", "a_b-2-2", "A_B-3", "unnamed", "unnamed-2"]

@@ -17,7 +17,7 @@ from attnbench.record import Status
 from attnbench.report import html
 from attnbench.report.charts import figures
 from attnbench.report.html.assemble import assemble
-from attnbench.report.html.plates import pack
+from attnbench.report.html.packing import pack
 from attnbench.store.derive import derive
 from attnbench.text import spelled
 from made_up_run import make_case, make_group, make_lost, make_record, make_run
@@ -237,10 +237,10 @@ def test_charts_are_put_together_again(run):
     drawn = figures([run])
     packed = json.loads(json.dumps(pack(drawn)))
     assert drawn
-    for figure, (mold, height, tables) in zip(drawn, packed["figures"], strict=True):
-        spec = dict(packed["molds"][mold])
-        if height is not None:
-            spec["height"] = height
+    for figure, (template, height, tables) in zip(drawn, packed["figures"], strict=True):
+        spec = dict(packed["templates"][template])
+        assert height == spec["usermeta"]["around"] + figure.spec["height"]
+        spec["height"] = figure.spec["height"]
         spec["datasets"] = {}
         for name, place in tables.items():
             names, *rows = packed["tables"][place]
@@ -252,7 +252,7 @@ def test_cases_share_their_charts_forms():
     cases = [make_case(seqlen=s, seqlen_k=s) for s in (512, 1024, 2048, 4096, 8192, 16384)]
     drawn = figures([derive(make_run([record for case in cases for record in make_group(case)]))])
     assert len(drawn) >= 24
-    assert len(pack(drawn)["molds"]) <= 12
+    assert len(pack(drawn)["templates"]) <= 12
 
 
 def test_a_missing_library_is_one_line(monkeypatch):

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from attnbench.record import Run, Status
-from attnbench.report.html import page
-from attnbench.store.derive import derive
+from browsing import few, many
 from made_up_run import make_case, make_group, make_lost, make_record, make_run
 
-NEEDS_BROWSER = "needs Chromium to test the HTML report; apt install chromium, pip install playwright"
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 HOSTILE = ["<script>window.hacked=1</script>", "</script><img src=x onerror=window.hacked=1>",
            "\u202eאב\"'> x", "a&amp;b<b>"]  # fmt: skip
 SHOWN = [name.replace("\u202e", r"\u202e") for name in HOSTILE]
 """What turns the direction of a line is spelled as an escape, the rest is text as it is."""
-PATIENCE_MS = 30 * 60 * 1000
-"""Of a single wait: it ends with what it waits for on the slowest machine, and a hang ends with pytest's own limit."""
 SORT = """(index) => {
   const sort = Array.prototype.sort, seen = new MutationObserver(() => {});
   let compared = 0, added = 0;
@@ -37,123 +28,6 @@ SORT = """(index) => {
   return [compared, added];
 }"""
 """Sorts the table of all rows by a column: how often two values were compared, how many nodes the page was given."""
-NEAR = """async () => {
-  for (const frame of [1, 2]) await new Promise(requestAnimationFrame);
-  return [...document.querySelectorAll(".chart")].filter((figure) => {
-    const {top, bottom} = figure.getBoundingClientRect(), ended = figure.querySelector(".drawn, .failed");
-    return !ended && figure.checkVisibility() && bottom > -100 && top < innerHeight + 100;
-  }).length;
-}"""
-"""How many charts are about to be drawn (within 150 pixels of the view), once the page has laid itself out."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """One browser for all tests, in a folder of its own."""
-    chromium = shutil.which("chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason=NEEDS_BROWSER)
-    if chromium is None:
-        pytest.skip(NEEDS_BROWSER)
-    with sync_api.sync_playwright() as playwright:
-        sync_api.expect.set_options(timeout=PATIENCE_MS)
-        started = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS, timeout=PATIENCE_MS)
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page, and what it did that it should not."""
-
-    def __init__(self, browser, path: Path, **options) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
-        self.context.set_offline(True)
-        self.context.set_default_timeout(PATIENCE_MS)
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        self.page = self.context.new_page()
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(path.as_uri())
-
-    def close(self) -> None:
-        self.context.close()
-        assert [url for url in self.asked[1:] if not url.startswith("data:")] == []
-        assert self.complaints == []
-
-    def texts(self, selector: str) -> list[str]:
-        return [text.strip("\u2007\u2008\n ") for text in self.page.locator(selector).all_text_contents()]
-
-    def column(self, title: str, table: str = "#all-rows") -> list[str]:
-        """The cells of a column of a table, in the order shown."""
-        titles = self.texts(f"{table} thead th")
-        return self.texts(f"{table} tbody tr > :nth-child({titles.index(title) + 1})")
-
-    def into_view(self, selector: str) -> None:
-        self.page.locator(selector).first.evaluate("node => node.scrollIntoView({behavior: 'instant'})")
-
-    def expect(self, selector: str):
-        """What is to become true of the first such element.  The page's own policy forbids `wait_for_function`."""
-        from playwright.sync_api import expect
-
-        return expect(self.page.locator(selector).first)
-
-    def settle(self) -> None:
-        """Wait until the charts near the view are drawn; one that grows may push another away or bring it near."""
-        while self.page.evaluate(NEAR):
-            pass
-
-    def is_sideways(self) -> bool:
-        return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
-
-
-@pytest.fixture
-def open_page(browser, tmp_path_factory) -> Iterator:
-    """Open the report of a run; at the end none may have asked for anything or complained."""
-    opened: list[Opened] = []
-
-    def open_it(path: Path, **options) -> Opened:
-        opened.append(Opened(browser, path, **options))
-        return opened[-1]
-
-    yield open_it
-    for one in opened:
-        one.close()
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Write the report of a run once, whatever number of tests open it."""
-    folder, files = tmp_path_factory.mktemp("pages"), {}
-
-    def write(name: str, make) -> Path:
-        if name not in files:
-            files[name] = folder / f"{name}.html"
-            files[name].write_text(page([derive(make())]), "utf-8")
-        return files[name]
-
-    return write
-
-
-def few() -> Run:
-    """Six cases, and a backend that is lost in one."""
-    cases = [make_case(seqlen=s, seqlen_k=s, causal=causal) for s in (1024, 4096, 16384) for causal in (False, True)]
-    records = [record for case in cases for record in make_group(case, samples=12)]
-    return make_run([*records, make_lost(cases[0], "eager", Status.OOM, "needs 48.0 GiB")])
-
-
-def many() -> Run:
-    """2,000 records in 400 cases."""
-    shapes = [make_case(batch=batch, seqlen=seqlen, seqlen_k=seqlen, headdim=headdim, headdim_v=headdim,
-                        causal=causal, dtype=dtype)
-              for batch in (1, 2, 4, 8, 16) for seqlen in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-              for headdim in (64, 128) for causal in (False, True) for dtype in ("bf16", "fp16")]  # fmt: skip
-    return make_run([record for case in shapes for record in make_group(case, samples=4)])
-
-
-@pytest.fixture
-def six(open_page, written) -> Opened:
-    return open_page(written("few", few))
 
 
 def test_it_opens_without_a_network_and_without_complaint(six):
@@ -205,7 +79,7 @@ def test_rows_are_sorted_by_value_up_down_and_back(six):
 
 
 def test_a_case_is_sorted_by_the_keyboard(six):
-    table = "#r0c0 .scroll:first-of-type table"
+    table = "#r0c0 .box:first-of-type table"
     first = six.page.locator(table)
     before = six.column("backend", table)
     button = first.locator("thead th button").first

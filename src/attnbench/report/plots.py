@@ -11,10 +11,10 @@ from typing import Any
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.report.charts import figures
+from attnbench.report.charts.base.by_axis import figures_over
 from attnbench.report.charts.base.figure import Figure, Spec
-from attnbench.report.charts.base.ink import config
-from attnbench.report.charts.base.over import figures_over
 from attnbench.report.charts.base.panels import LENGTH
+from attnbench.report.charts.base.style import config
 from attnbench.report.libraries import require
 from attnbench.store.files import check_writable, is_file, write_bytes
 

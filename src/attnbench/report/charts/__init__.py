@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from attnbench.formats import scan
 from attnbench.record import Run
+from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.figure import Chart, Figure, run_folders
-from attnbench.report.charts.base.ink import Inks
-from attnbench.report.charts.base.matter import Matter
+from attnbench.report.charts.base.style import Styles
 
 __all__ = ["Figure", "chart_names", "figures"]
 
@@ -31,11 +31,11 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
         runs: with their statistics derived (`store.runfile.read`).  A backend has one colour in all
             of them; runs are never mixed in a figure.
     """
-    inks, found = Inks(runs), []
+    styles, found = Styles(runs), []
     charts = [chart for _, chart in _charts()]
     for run, place in zip(runs, run_folders(runs), strict=True):
-        matter = Matter(run)
-        drawn = [figure for chart in charts for figure in chart.draw(matter, inks)]
+        data = RunData(run)
+        drawn = [figure for chart in charts for figure in chart.draw(data, styles)]
         found += [figure.of_run(run.id, place) for figure in _by_case(drawn)]
     return found
 

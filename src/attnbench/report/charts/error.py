@@ -11,11 +11,11 @@ from functools import cache
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import colour, finished, log_or_linear, shape
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.labels import NARROW, around, scaled, shortened
-from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.strips import colour, finished, log_or_linear, shape
+from attnbench.report.charts.base.style import Styles
 
 HEIGHT = 260
 FEWEST = 2
@@ -23,12 +23,12 @@ FEWEST = 2
 WIDE = 4.0
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """A figure a case of which two backends have a time and an error."""
-    for table in matter.tables:
+    for table in data.tables:
         shares = [(record, *found) for record in table.records if (found := _worst(record)) is not None]
         if len(shares) >= FEWEST:
-            yield _figure(table, shares, inks)
+            yield _figure(table, shares, styles)
 
 
 def _worst(record: Record) -> tuple[float, str] | None:
@@ -38,7 +38,7 @@ def _worst(record: Record) -> tuple[float, str] | None:
     return max(known) if known else None
 
 
-def _figure(table: Table, shares: list[tuple[Record, float, str]], inks: Inks) -> Figure:
+def _figure(table: Table, shares: list[tuple[Record, float, str]], styles: Styles) -> Figure:
     times = [record.time.median_ms or 0.0 for record, _, _ in shares if record.time]
     unit, log = figures.unit_for(times), max(times) > WIDE * min(times)
     x = scaled(times, NARROW - 24, log)
@@ -47,10 +47,10 @@ def _figure(table: Table, shares: list[tuple[Record, float, str]], inks: Inks) -
     names = [shortened(backend_name(record)) for record, _, _ in shares]
     places, rows = around(x, y, names, HEIGHT), []
     for (record, share, output), time, name, place in zip(shares, times, names, places, strict=True):
-        ink = inks.of(backend_name(record))
+        style = styles.of(backend_name(record))
         rows.append(row(
-            b=backend_name(record), n=name, c=ink.colour, g=ink.shape, m=short(time * unit.per_ms), e=short(share, 3),
-            o=output, dx=place.dx, y=short(share - place.dy / HEIGHT * top, 4), a=place.align,
+            b=backend_name(record), n=name, c=style.colour, g=style.shape, m=short(time * unit.per_ms),
+            e=short(share, 3), o=output, dx=place.dx, y=short(share - place.dy / HEIGHT * top, 4), a=place.align,
             t=f"{figures.plain(time * unit.per_ms, 4)} {unit.name}, {figures.plain(share)} % of budget"))  # fmt: skip
     alt = (f"Largest error as a share of its budget against time on {table.case_id}: "
            + "; ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attnbench.record import Record
+from attnbench.report.charts.base.by_axis import figure_over
+from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.figure import Chart, Figure
-from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.lines import Quantity
-from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.over import figure_over
 from attnbench.report.charts.base.panels import LENGTH, panels
+from attnbench.report.charts.base.style import Styles
 
 
 def _time(table: Table, record: Record) -> float | None:
@@ -26,15 +26,15 @@ TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, ma
 OVER = Quantity(f"case.{LENGTH}", LENGTH, "sequence length", "tokens", lambda table, record: table.case.get(LENGTH))
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """Two figures for each set of cases that differ in their length."""
-    parts = matter.by_conditions()
+    parts = data.by_conditions()
     for number, tables in enumerate(parts):
         conditions = tables[0].conditions.words() if len(parts) > 1 else []
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if LENGTH in table.case], LENGTH):
             for metric in (TIME, TFLOPS):
-                yield from figure_over(panel, OVER, metric, inks, kind="length", conditions=conditions, mark=mark)
+                yield from figure_over(panel, OVER, metric, styles, kind="length", conditions=conditions, mark=mark)
 
 
 CHART = Chart(rank=1, draw=draw)

@@ -9,31 +9,38 @@ from typing import Any
 from attnbench.presentation.block import backend_name
 from attnbench.presentation.figures import plain
 from attnbench.record import Record
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.ink import Inks
-from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished
+from attnbench.report.charts.base.style import Styles
 
 GIB = 1024.0
 "MiB"
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """A figure a case of which a peak is known, in the order of the times."""
-    for table in matter.tables:
+    for table in data.tables:
         peaks = {backend_name(record): peak for record in table.records if (peak := _peak(record)) is not None}
         if peaks:
-            yield _figure(table, peaks, inks)
+            yield _figure(table, peaks, styles)
 
 
 def _peak(record: Record) -> float | None:
     return record.memory.peak_allocated_mb if record.memory else None
 
 
-def _figure(table: Table, peaks: dict[str, float], inks: Inks) -> Figure:
+def _figure(table: Table, peaks: dict[str, float], styles: Styles) -> Figure:
     unit, size = ("GiB", GIB) if min(peaks.values()) >= 10 * GIB else ("MiB", 1.0)
     rows: list[dict[str, Any]] = [
-        row(b=name, c=inks.of(name).colour, m=short(peak / size), t=f"{plain(peak / size)} {unit}")
+        row(b=name, c=styles.of(name).colour, m=short(peak / size), t=f"{plain(peak / size)} {unit}")
         for name, peak in peaks.items()
     ]
     alt = f"Peak memory on {table.case_id}: " + ", ".join(f"{one['b']} {one['t']}" for one in rows) + "."
@@ -57,7 +64,7 @@ def _definition(unit: str) -> Spec:
     title = [f"peak memory allocated, {unit}", "(inputs and outputs in, harness out)"]
     x = alt.X("m:Q").axis(alt.Axis(tickCount=6)).title(title)
     bars = base.mark_bar(height=12, cornerRadiusEnd=2).encode(x=x, color=colour(), tooltip=tooltip)
-    return finished(alt.layer(bars, figures_at_the_right(base)))
+    return finished(alt.layer(bars, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=13, draw=draw)

@@ -13,12 +13,12 @@ from typing import Any
 from attnbench.presentation.block import backend_name
 from attnbench.presentation.figures import plain
 from attnbench.record import Record
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import colour, finished, shape
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.labels import LINE, NARROW, around, scaled, shortened, spread
-from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.roofs import Roof, intensity, measured, promised, promised_at
-from attnbench.report.charts.base.strips import colour, finished, shape
+from attnbench.report.charts.base.style import PLAIN, Styles
 
 HEIGHT = 320.0
 ABOVE = 14.0
@@ -27,23 +27,23 @@ MEASURED, PROMISED = "measured", "data sheet"
 DASH = {MEASURED: [1, 0], PROMISED: [5, 4]}
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """Figures where a rate and a ceiling are known."""
-    for number, (words, tables) in enumerate(_alike(matter)):
+    for number, (words, tables) in enumerate(_alike(data)):
         best = [table.records[0] for table in tables if _is_drawn(table.records[0])]
         if len({intensity(record) for record in best}) > 1:
             everybody = [record for table in tables for record in table.records]
-            yield from _figure(best, everybody, inks, f"roofline{f'-{number + 1}' if number else ''}",
+            yield from _figure(best, everybody, styles, f"roofline{f'-{number + 1}' if number else ''}",
                                f"Roofline, the fastest of each case{words}")  # fmt: skip
-    for table in matter.tables:
-        yield from _figure([record for record in table.records if _is_drawn(record)], table.records, inks,
+    for table in data.tables:
+        yield from _figure([record for record in table.records if _is_drawn(record)], table.records, styles,
                            "roofline", f"Roofline, {table.case_id}", table)  # fmt: skip
 
 
-def _alike(matter: Matter) -> list[tuple[str, list[Table]]]:
+def _alike(data: RunData) -> list[tuple[str, list[Table]]]:
     """Tables under one roof: of one machine, way of measuring and dtype, and what tells them from others."""
     found: list[tuple[str, list[Table]]] = []
-    for tables in matter.by_conditions():
+    for tables in data.by_conditions():
         dtypes = dict.fromkeys(str(table.case.get("dtype")) for table in tables)
         for dtype in dtypes:
             found.append((f", {dtype}" if len(dtypes) > 1 else "",
@@ -56,14 +56,14 @@ def _is_drawn(record: Record) -> bool:
 
 
 def _figure(
-    drawn: Sequence[Record], everybody: Sequence[Record], inks: Inks, name: str, title: str,
+    drawn: Sequence[Record], everybody: Sequence[Record], styles: Styles, name: str, title: str,
     table: Table | None = None,
 ) -> Iterable[Figure]:
     roofs = {MEASURED: measured(everybody), PROMISED: promised(everybody)}
     marks = {place: roof for record in drawn if (place := intensity(record)) and (roof := promised_at(record))}
     if not drawn or not (any(roof.flat or roof.slope for roof in roofs.values()) or marks):
         return
-    points = [_point(record, inks) for record in drawn]
+    points = [_point(record, styles) for record in drawn]
     xs = [one["x"] for one in points] + [roof.ridge for roof in roofs.values() if roof.ridge]
     low, high = min(xs) / 3, max(xs) * 3
     lines = {kind: roof.line(low, high) for kind, roof in roofs.items()}
@@ -90,15 +90,15 @@ def _figure(
     )  # fmt: skip
 
 
-def _point(record: Record, inks: Inks) -> dict[str, Any]:
-    place, rate, ink = intensity(record), record.rate, inks.of(backend_name(record))
+def _point(record: Record, styles: Styles) -> dict[str, Any]:
+    place, rate, style = intensity(record), record.rate, styles.of(backend_name(record))
     assert place is not None and rate is not None and rate.tflops is not None  # noqa: PT018 - `_is_drawn`
     executed = record.work.executed_flops if record.work else None
     if rate.executed_tflops is None or not executed or record.work is None or executed == record.work.flops:
         executed = None
     share = f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
     return row(
-        b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=ink.colour, g=ink.shape,
+        b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=style.colour, g=style.shape,
         x=short(place), m=short(rate.tflops), t=f"{plain(rate.tflops)} TFLOP/s{share}",
         e=short(rate.executed_tflops) if executed and record.work else None,
         f=short(executed / record.work.bytes) if executed and record.work else None,

@@ -9,18 +9,26 @@ from typing import Any
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+    shape,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.ink import PLAIN, Inks
-from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
+from attnbench.report.charts.base.style import PLAIN, Styles
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """A figure a case and baseline: of those who were compared with it, fastest first."""
-    for table in matter.tables:
+    for table in data.tables:
         for number, baseline in enumerate(_baselines(table)):
             compared = [record for record in table.records if _is_against(record, baseline)]
-            yield _figure(table, baseline, compared, inks, f"-{number + 1}" if number else "")
+            yield _figure(table, baseline, compared, styles, f"-{number + 1}" if number else "")
 
 
 def _baselines(table: Table) -> list[str]:
@@ -33,8 +41,8 @@ def _is_against(record: Record, baseline: str) -> bool:
     return record.speedup is not None and record.speedup.baseline == baseline != record.backend
 
 
-def _figure(table: Table, baseline: str, compared: list[Record], inks: Inks, mark: str) -> Figure:
-    rows = [_row(record, inks) for record in compared]
+def _figure(table: Table, baseline: str, compared: list[Record], styles: Styles, mark: str) -> Figure:
+    rows = [_row(record, styles) for record in compared]
     alt = (f"Speed-up against {baseline} on {table.case_id}; above 1 is faster: "
            + ", ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
     return Figure(
@@ -48,13 +56,13 @@ def _figure(table: Table, baseline: str, compared: list[Record], inks: Inks, mar
     )
 
 
-def _row(record: Record, inks: Inks) -> dict[str, Any]:
-    speedup, ink = record.speedup, inks.of(backend_name(record))
+def _row(record: Record, styles: Styles) -> dict[str, Any]:
+    speedup, style = record.speedup, styles.of(backend_name(record))
     assert speedup is not None  # only who was compared comes here
     half = figures.speedup_half(speedup)
     margin = figures.margin(speedup.ratio, half)
     return row(
-        b=backend_name(record), c=ink.colour, g=ink.shape, m=short(speedup.ratio), l=short(speedup.ci_low),
+        b=backend_name(record), c=style.colour, g=style.shape, m=short(speedup.ratio), l=short(speedup.ci_low),
         h=short(speedup.ci_high), v=speedup.verdict,
         t=" ".join(filter(None, (f"{figures.measured(speedup.ratio, half)}x", margin, speedup.verdict))),
     )  # fmt: skip
@@ -80,7 +88,7 @@ def _definition() -> Spec:
                alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)))
+    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=11, draw=draw)

@@ -12,10 +12,18 @@ from functools import cache
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import (
+    STEP,
+    TWO_LINES,
+    backends_axis,
+    colour,
+    figures_at_the_right,
+    finished,
+    shape,
+)
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.ink import Inks
-from attnbench.report.charts.base.matter import Matter, Table
-from attnbench.report.charts.base.strips import STEP, backends_axis, colour, figures_at_the_right, finished, shape
+from attnbench.report.charts.base.style import Styles
 from attnbench.store.replicates import Processes
 
 MOST_SAMPLES = 40
@@ -24,10 +32,10 @@ WIDE = 4.0
 "Slowest over fastest from which the axis is logarithmic."
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """A figure a case with at least one time."""
-    for table in matter.tables:
-        yield _figure(table, inks)
+    for table in data.tables:
+        yield _figure(table, styles)
 
 
 def drawn_samples(samples: Sequence[float]) -> list[float]:
@@ -39,10 +47,10 @@ def drawn_samples(samples: Sequence[float]) -> list[float]:
     return [ordered[round(place * last / (MOST_SAMPLES - 1))] for place in range(MOST_SAMPLES)]
 
 
-def _figure(table: Table, inks: Inks) -> Figure:
+def _figure(table: Table, styles: Styles) -> Figure:
     medians = [record.time.median_ms for record in table.records if record.time and record.time.median_ms]
     unit = figures.unit_for(medians)
-    rows = [_row(record, table, unit, inks) for record in table.records]
+    rows = [_row(record, table, unit, styles) for record in table.records]
     spec = _definition(unit.name, max(medians) > WIDE * min(medians))
     fastest = backend_name(table.records[0])
     alt = (f"Median time in {unit.name} of {len(rows)} backends on {table.case_id}, fastest first: "
@@ -58,8 +66,8 @@ def _figure(table: Table, inks: Inks) -> Figure:
     )
 
 
-def _row(record: Record, table: Table, unit: figures.Unit, inks: Inks) -> dict[str, object]:
-    time, ink = record.time, inks.of(backend_name(record))
+def _row(record: Record, table: Table, unit: figures.Unit, styles: Styles) -> dict[str, object]:
+    time, style = record.time, styles.of(backend_name(record))
     assert time is not None  # a table holds timed records only
     scale = unit.per_ms
 
@@ -73,8 +81,9 @@ def _row(record: Record, table: Table, unit: figures.Unit, inks: Inks) -> dict[s
     half, doubt = (None if value is None else value * scale for value in (half, half if spread is None else spread))
     label = " ".join(filter(None, (figures.measured(median * scale, doubt), figures.margin(median * scale, half))))
     return row(
-        b=backend_name(record), c=ink.colour, g=ink.shape, m=at(median), l=at(time.ci_low_ms), h=at(time.ci_high_ms),
-        t=f"{label} {unit.name}", n=time.num_samples, s=[at(sample) for sample in drawn_samples(samples)],
+        b=backend_name(record), c=style.colour, g=style.shape, m=at(median), l=at(time.ci_low_ms),
+        h=at(time.ci_high_ms), t=f"{label} {unit.name}",
+        n=time.num_samples, s=[at(sample) for sample in drawn_samples(samples)],
     )  # fmt: skip
 
 
@@ -98,7 +107,7 @@ def _definition(unit: str, wide: bool) -> Spec:
                alt.Tooltip("n:Q", title="samples")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
         x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)))
+    return finished(alt.layer(samples, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=10, draw=draw)

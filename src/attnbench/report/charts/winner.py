@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 from attnbench.presentation.block import backend_name
+from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.encodings import ON_A_PHONE, finished, label_limit
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
-from attnbench.report.charts.base.ink import PLAIN, Inks
 from attnbench.report.charts.base.labels import LINE, LONGEST
-from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, differing, panels
-from attnbench.report.charts.base.strips import ON_A_PHONE, finished, label_limit
+from attnbench.report.charts.base.style import PLAIN, Styles
 
 CELL = 44
 "Pixels of a row of cells."
@@ -21,24 +21,24 @@ ROOMY = 5
 NOBODY = "no clear winner"
 
 
-def draw(matter: Matter, inks: Inks) -> Iterable[Figure]:
+def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """A map for each workload and way of measuring with at least two shapes that somebody could win."""
-    parts = matter.by_conditions()
+    parts = data.by_conditions()
     for number, tables in enumerate(parts):
         contests = [table for table in tables if len(table.records) > 1]
         if len(contests) > 1:
             conditions = contests[0].conditions.words() if len(parts) > 1 else []
-            yield _figure(contests, inks, f"-{number + 1}" if number else "", conditions)
+            yield _figure(contests, styles, f"-{number + 1}" if number else "", conditions)
 
 
-def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence[str]) -> Figure:
+def _figure(tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequence[str]) -> Figure:
     across = _across(tables)
     cells, following = [], set()
     for panel in panels(tables, across):
         following.add(panel.goes_with)
         for table in panel.tables:
             column = table.case_id if across is None else str(table.case.get(across))
-            cells.append(_cell(table, inks) | {"x": column, "y": panel.words})
+            cells.append(_cell(table, styles) | {"x": column, "y": panel.words})
     columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(tables, across, text))
     title = "sequence length" if across == LENGTH else across or "case"
     goes_with = following.pop() if len(following) == 1 else ""
@@ -51,7 +51,7 @@ def _figure(tables: Sequence[Table], inks: Inks, mark: str, conditions: Sequence
     for cell in clear:
         wins[cell["b"]] = wins.get(cell["b"], 0) + 1
     # Where cells are too narrow for names their colours are named below.
-    key = tuple((name, inks.of(name).colour) for name in wins) if len(columns) > ROOMY else ()
+    key = tuple((name, styles.of(name).colour) for name in wins) if len(columns) > ROOMY else ()
     told = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
     unclear = len(cells) - len(clear)
     words = ", ".join(filter(None, (told, f"{unclear} without a clear winner" if unclear else "")))
@@ -82,7 +82,7 @@ def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[floa
     return (float(value), 0) if isinstance(value, int | float) else (0.0, place)
 
 
-def _cell(table: Table, inks: Inks) -> dict[str, Any]:
+def _cell(table: Table, styles: Styles) -> dict[str, Any]:
     """Colour and words of one shape; without a clear winner it has no colour."""
     first, second = table.records[:2]
     name = backend_name(first)
@@ -91,8 +91,8 @@ def _cell(table: Table, inks: Inks) -> dict[str, Any]:
     if table.tied:
         shown = [backend_name(record) for record in table.records if record.backend in table.tied]
         return row(b=NOBODY, n=NOBODY, t=f"{name} or {', '.join(shown)}", l=" / ".join((name, *shown)), k="")
-    ink = inks.of(name)
-    return row(b=name, n=name, c=ink.colour, i=ink.on_it, l=lead, k=table.case_id,
+    style = styles.of(name)
+    return row(b=name, n=name, c=style.colour, i=style.text_on_it, l=lead, k=table.case_id,
                t=f"{name}, {lead} as fast as {backend_name(second)}")  # fmt: skip
 
 
@@ -117,9 +117,9 @@ def _definition(
     won, open_ = base.transform_filter("isValid(datum.c)"), base.transform_filter("!isValid(datum.c)")
     colour = alt.Color("c:N").scale(None).legend(None)
     if key:
-        names, inks = zip(*key, strict=True)
+        names, colours = zip(*key, strict=True)
         legend = alt.Legend(orient="bottom", title=None, symbolType="square", labelLimit=190, columns=4)
-        colour = alt.Color("b:N").scale(alt.Scale(domain=list(names), range=list(inks))).legend(legend)
+        colour = alt.Color("b:N").scale(alt.Scale(domain=list(names), range=list(colours))).legend(legend)
     limit = alt.expr("bandwidth('x') - 10")
     layers = [
         won.mark_rect(cornerRadius=3).encode(color=colour, tooltip=tooltip),

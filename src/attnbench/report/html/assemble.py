@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from attnbench.presentation.block import LEGEND
 from attnbench.record import Run
+from attnbench.report.html.all_rows import dumps, listing
 from attnbench.report.html.content import MOST_OPEN, rows_of, sections
-from attnbench.report.html.listing import dumps, listing
-from attnbench.report.html.plates import pack
+from attnbench.report.html.packing import pack
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,7 +37,7 @@ def assemble(runs: Sequence[Run]) -> str:
     from markupsafe import Markup
 
     from attnbench.report.charts import figures
-    from attnbench.report.charts.base.ink import config
+    from attnbench.report.charts.base.style import config
 
     drawn = figures(runs)
     order = {run.id: place for place, run in enumerate(runs)}
@@ -61,7 +61,7 @@ def assemble(runs: Sequence[Run]) -> str:
         unfolded=sum(len(part.cases) for part in parts) <= MOST_OPEN,
         legend=LEGEND,
         rows=Markup(dumps(listing(parts))),
-        plates=Markup(dumps(pack(drawn))),
+        packed=Markup(dumps(pack(drawn))),
         config=Markup(dumps(config("page"))),
         style=Markup(_style()),
         policy=_policy(scripts.values()),

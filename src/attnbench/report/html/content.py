@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from attnbench.presentation.block import Block, Column, Line, Lost, backend_name
 from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.record import Environment, Record, Run, Settings, Status
-from attnbench.report.charts.base.matter import Matter
+from attnbench.report.charts.base.data import RunData
 from attnbench.report.checks import COLUMNS, error_rows
 from attnbench.report.page import decimal_aligned
 from attnbench.store.environments import machine_words
@@ -104,7 +104,7 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
         tables[block.title].append(block)
     cases = [Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
              for number, (title, parts) in enumerate(tables.items())]
-    contests = [table for table in Matter(run).tables if table.tied is not None]
+    contests = [table for table in RunData(run).tables if table.tied is not None]
     wins = Counter(backend_name(table.records[0]) for table in contests if not table.tied)
     return Section(
         anchor=f"r{index}", name=name, run=run,

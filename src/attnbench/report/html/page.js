@@ -190,30 +190,54 @@
     find();
   }
 
-  /** A link to a case unfolds it. */
+  // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────────
+  /** Shows what a fragment (`#r0c3`) names, folded away or filtered out as it may be; null where it names nothing. */
+  function reveal(fragment) {
+    const target = fragment.length > 1 ? at(decodeURIComponent(fragment.slice(1))) : null;
+    for (let node = target; node; node = node.parentElement) {
+      if (!node.matches("details")) continue;
+      node.hidden = false;
+      node.open = true;
+    }
+    return target;
+  }
+
+  /** For a fragment that comes with the page, is typed, or is gone back to. */
   function follow() {
-    const target = location.hash && at(decodeURIComponent(location.hash.slice(1)));
-    if (target && target.matches("details")) {
-      target.hidden = false;
-      target.open = true;
-      target.scrollIntoView();
+    reveal(location.hash)?.scrollIntoView();
+  }
+
+  // ── tables wider than their box ────────────────────────────────────────────────────────────────────────────────
+  /** Says on which sides of a box columns are out of sight: the style draws a shadow and a line of text from it. */
+  function watchOverflow() {
+    const look = (box) => {
+      const before = box.scrollLeft > 1, after = box.scrollLeft + box.clientWidth < box.scrollWidth - 1;
+      box.parentNode.dataset.more = [before ? "before" : "", after ? "after" : ""].join(" ").trim();
+    };
+    const sizes = new ResizeObserver((entries) => {
+      for (const { target } of entries) look(target.matches(".scroll") ? target : target.parentNode);
+    });
+    for (const box of document.querySelectorAll(".scroll")) {
+      sizes.observe(box);
+      sizes.observe(box.firstElementChild);
+      box.addEventListener("scroll", () => look(box), { passive: true });
     }
   }
 
   // ── charts ─────────────────────────────────────────────────────────────────────────────────────────────────────
   const ERRORS = 1;  // of vega's levels: that an axis cannot begin at zero is no news to a reader
-  let plates, config;
+  let packed, config;
 
-  /** The Vega-Lite spec of a figure, put together from what it shares with others (plates.py). */
+  /** The Vega-Lite spec of a figure, put together from what it shares with others (packing.py). */
   function spec(place) {
-    plates ??= data("plates-data");
-    const [mold, height, tables] = plates.figures[place];
+    packed ??= data("figures-data");
+    const [template, height, tables] = packed.figures[place];
     const datasets = {};
     for (const [name, index] of Object.entries(tables)) {
-      const [names, ...rows] = plates.tables[index];
+      const [names, ...rows] = packed.tables[index];
       datasets[name] = names ? rows.map((row) => Object.fromEntries(names.map((key, i) => [key, row[i]]))) : rows;
     }
-    return structuredClone({ ...plates.molds[mold], ...(height === null ? {} : { height }), datasets });
+    return structuredClone({ ...packed.templates[template], height, datasets });
   }
 
   async function draw(figure) {
@@ -263,6 +287,8 @@
 
   // ── the page ───────────────────────────────────────────────────────────────────────────────────────────────────
   document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link) reveal(link.hash);  // before the browser goes there
     const button = event.target.closest("button");
     if (!button) return;
     if (button.classList.contains("copy")) copy(button);
@@ -275,6 +301,7 @@
   theme();
   caseTools();
   allRows();
+  watchOverflow();
   addEventListener("hashchange", follow);
   addEventListener("DOMContentLoaded", () => { follow(); watchCharts(); });
 })();

@@ -9,9 +9,9 @@ from typing import Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Record, Run
+from attnbench.report.charts.base.data import Table
 from attnbench.report.charts.base.figure import slug
 from attnbench.report.charts.base.lines import Quantity, is_number
-from attnbench.report.charts.base.matter import Table
 from attnbench.store.rows import Row, columns, rows
 
 CASE = "case."

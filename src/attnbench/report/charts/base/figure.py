@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from attnbench.record import Run
 
 if TYPE_CHECKING:
-    from attnbench.report.charts.base.ink import Inks
-    from attnbench.report.charts.base.matter import Matter
+    from attnbench.report.charts.base.data import RunData
+    from attnbench.report.charts.base.style import Styles
 
 Spec = dict[str, Any]
 
@@ -33,8 +33,9 @@ class Figure:
     alt: str
     "what a reader who does not see the chart must know"
     spec: Spec
-    """Vega-Lite 6 without $schema and config; shares parts with other figures, so it is not to be
-    changed in place.  Text and lines take their colours from `ink.config`."""
+    """Vega-Lite 6 without $schema and config; ``height`` is the plot's, ``usermeta.around`` what axes and titles add.
+    It shares parts with other figures, so it is not to be changed in place.  Text and lines take their colours from
+    `style.config`."""
     case_id: str | None = None
     "of the case it belongs to; None where it is of the whole run"
     run: str | None = None
@@ -47,6 +48,11 @@ class Figure:
         """Path of its file below the folder of plots, without the ending."""
         return f"{self.folder}/{self.name}" if self.folder else self.name
 
+    @property
+    def outer_height(self) -> int:
+        """Pixels of the whole chart on a page: the plot with its axes, titles and legend."""
+        return round(self.spec["height"] + self.spec["usermeta"]["around"])
+
     def of_run(self, run: str, place: str) -> Figure:
         """The same figure as one of the run `run`, whose pictures go into the folder `place`."""
         return dataclasses.replace(self, run=run, folder="/".join(filter(None, (place, self.folder))))
@@ -58,7 +64,7 @@ class Chart:
 
     rank: int
     "place on the page; charts of the whole run come before those of a case"
-    draw: Callable[[Matter, Inks], Iterable[Figure]]
+    draw: Callable[[RunData, Styles], Iterable[Figure]]
     "figures of one run; none where they would show nothing"
 
 

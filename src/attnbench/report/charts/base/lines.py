@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 from attnbench.record import Record
+from attnbench.report.charts.base.data import Table
+from attnbench.report.charts.base.encodings import BELOW, TITLE_LINE, colour, finished, log_or_linear, shape
 from attnbench.report.charts.base.figure import Spec, filled, row, short
-from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.labels import LINE, scaled, shortened, spread
-from attnbench.report.charts.base.matter import Table
-from attnbench.report.charts.base.strips import colour, finished, log_or_linear, shape
+from attnbench.report.charts.base.style import Styles
 
 HEIGHT = 320.0
 WIDE = 4.0
@@ -74,14 +74,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def lines(points: Sequence[Point], x: Quantity, y: Quantity, inks: Inks, following: str = "") -> Spec:
+def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, following: str = "") -> Spec:
     """The chart of some points.
 
     Args:
         points: at least one; not numbers on x are drawn side by side.
         x: what they are over.
         y: what is drawn.
-        inks: of the page.
+        styles: of the page.
         following: what goes with x, for its title.
     """
     places = list(dict.fromkeys(point.x for point in points))
@@ -93,9 +93,9 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, inks: Inks, followi
     low, high = (min(values) / 1.15, max(values) * 1.15) if log else (min(0.0, *values), max(0.0, *values) * 1.08)
     if numeric:
         points = sorted(points, key=lambda point: point.x)
-    ends = _ends(points, names, low, high, height, log, inks)
-    rows = [row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), c=inks.of(point.line).colour,
-                g=inks.of(point.line).shape, d=list(inks.of(point.line).dash)) for point in points]  # fmt: skip
+    ends = _ends(points, names, low, high, height, log, styles)
+    rows = [row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), c=styles.of(point.line).colour,
+                g=styles.of(point.line).shape, d=list(styles.of(point.line).dash)) for point in points]  # fmt: skip
     ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
     spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
     over = (x.axis_title, *([f"({following})"] if following else []))
@@ -114,7 +114,7 @@ def steps(low: float, high: float) -> tuple[float, ...]:
 
 
 def _ends(
-    points: Sequence[Point], names: Sequence[str], low: float, high: float, height: float, log: bool, inks: Inks
+    points: Sequence[Point], names: Sequence[str], low: float, high: float, height: float, log: bool, styles: Styles
 ) -> list[dict[str, Any]]:
     """The last point of each line, and where at the right edge its name stands."""
     last = {point.line: point for point in points}
@@ -125,7 +125,7 @@ def _ends(
         level = low * (high / low) ** share if log else low + (high - low) * share
         point = last[name]
         found.append(row(b=name, n=shortened(name), x=point.x if is_number(point.x) else str(point.x),
-                         m=short(point.y), y=short(level), c=inks.of(name).colour))  # fmt: skip
+                         m=short(point.y), y=short(level), c=styles.of(name).colour))  # fmt: skip
     return found
 
 
@@ -159,4 +159,4 @@ def _definition(
     names = ends.mark_text(style="label", align="left", baseline="middle", dx=5).encode(
         x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N")
     room = alt.Chart(alt.NamedData(name="room")).mark_point(opacity=0).encode(y=y)
-    return finished(alt.layer(room, stalks, *drawn, signs, names))
+    return finished(alt.layer(room, stalks, *drawn, signs, names), BELOW + TITLE_LINE * (len(over) - 1))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.report.charts.base.data import Table
 from attnbench.report.charts.base.figure import slug
-from attnbench.report.charts.base.matter import Table
 
 LENGTH = "seqlen"
 ALWAYS_SAID = "causal"

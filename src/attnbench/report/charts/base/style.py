@@ -20,7 +20,7 @@ DASHES = ((1, 0), (6, 2), (2, 2))
 PLAIN = "#8c959f"
 "For what is no backend's, on light and dark alike."
 
-PAPER = {
+THEMES = {
     "page": {"text": "currentColor", "quiet": "currentColor", "grid": "currentColor"},
     "light": {"text": "#1f2328", "quiet": "#59636e", "grid": "#e3e7eb"},
     "dark": {"text": "#e6edf3", "quiet": "#9aa4af", "grid": "#30363d"},
@@ -29,7 +29,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-ser
 
 
 @dataclass(frozen=True, slots=True)
-class Ink:
+class Style:
     """How one backend is drawn."""
 
     colour: str
@@ -37,22 +37,22 @@ class Ink:
     dash: tuple[int, int]
 
     @property
-    def on_it(self) -> str:
+    def text_on_it(self) -> str:
         """Black or white, whichever is read better on the colour."""
         return "#000000" if luminance(self.colour) > 0.179 else "#ffffff"
 
 
-class Inks:
-    """The inks of a page, given out in the order in which its runs name backends."""
+class Styles:
+    """The styles of a page, given out in the order in which its runs name backends."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         names = dict.fromkeys(backend_name(record) for run in runs for record in run.records if record.time)
         self._places = {name: place for place, name in enumerate(names)}
 
-    def of(self, name: str) -> Ink:
-        """The ink of a backend."""
+    def of(self, name: str) -> Style:
+        """The style of a backend."""
         place = self._places.setdefault(name, len(self._places))
-        return Ink(
+        return Style(
             colour=COLOURS[place % len(COLOURS)],
             shape=SHAPES[place % len(SHAPES)],
             dash=DASHES[place // len(COLOURS) % len(DASHES)],
@@ -66,7 +66,7 @@ def config(mode: str, font: str = FONT) -> dict[str, Any]:
         mode: ``light`` or ``dark``; or ``page``, whose SVG takes the colour of the text around it.
         font: CSS families.
     """
-    paper = PAPER[mode]
+    paper = THEMES[mode]
     text, quiet, grid = paper["text"], paper["quiet"], paper["grid"]
     soft, faint = (0.7, 0.15) if mode == "page" else (1.0, 1.0)
     return {

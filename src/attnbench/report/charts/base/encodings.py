@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 STEP = 24
 "Pixels a row."
+TITLE_LINE = 14
+BELOW, TWO_LINES = 52, 52 + TITLE_LINE
+"Pixels of an axis below the plot, with a title of one line or of two."
 
 
 ON_A_PHONE = "containerSize()[0] < 460"
@@ -62,10 +65,17 @@ def log_or_linear(log: bool, **more: Any) -> alt.Scale:
     return alt.Scale(type="log", nice=False, **more) if log else alt.Scale(nice=False, zero=False, **more)
 
 
-def finished(chart: Any) -> Spec:
-    """The definition of a chart, for a container of any width, without data and look."""
-    whole = chart.properties(width="container", autosize={"type": "fit-x", "contains": "padding"})
+def finished(chart: Any, around: int = BELOW) -> Spec:
+    """The definition of a chart, for a container of any width, without data and look.
+
+    Args:
+        chart: layers and encodings.
+        around: pixels that axes, titles and legends take above and below the plot.  A page gives the chart its height
+            plus these before it is drawn: nothing on the page moves when it is.
+    """
+    whole = chart.properties(width="container", autosize={"type": "fit", "contains": "padding"})
     spec: Spec = whole.to_dict(validate=False)  # a tenth of a second each; tests validate every form
+    spec["usermeta"] = {"around": around}
     for name in ("$schema", "config", "datasets"):
         spec.pop(name, None)
     return spec

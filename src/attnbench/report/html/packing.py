@@ -15,16 +15,16 @@ def pack(figures: Sequence[Figure]) -> Packed:
     """What the page's script puts together again (``spec`` in page.js).
 
     Returns:
-        ``molds``: specs without data or height, each once; ``tables``: columns and rows, each once;
-        ``figures``: of each figure its mold, its height and its tables by name, by place in the lists.
+        ``templates``: specs without data or height, each once; ``tables``: columns and rows, each once;
+        ``figures``: of each figure its template, its outer height and its tables by name, by place in the lists.
     """
-    molds, tables = _Once(), _Once()
+    templates, tables = _Once(), _Once()
     packed = []
     for figure in figures:
         rest = {name: value for name, value in figure.spec.items() if name not in ("datasets", "height")}
         data = {name: tables.place(_table(rows)) for name, rows in figure.spec.get("datasets", {}).items()}
-        packed.append([molds.place(rest), figure.spec.get("height"), data])
-    return {"molds": molds.items, "tables": tables.items, "figures": packed}
+        packed.append([templates.place(rest), figure.outer_height, data])
+    return {"templates": templates.items, "tables": tables.items, "figures": packed}
 
 
 class _Once:

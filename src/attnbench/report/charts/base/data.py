@@ -39,7 +39,7 @@ class Table:
         return () if found is None else found[1]
 
 
-class Matter:
+class RunData:
     """One run, arranged once for all of its charts."""
 
     def __init__(self, run: Run) -> None:

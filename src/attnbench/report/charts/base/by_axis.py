@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.columns import CASE, Columns, resolve
+from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.figure import Figure, run_folders, slug
-from attnbench.report.charts.base.ink import Inks
 from attnbench.report.charts.base.lines import Point, Quantity, is_number, lines, points_of
-from attnbench.report.charts.base.matter import Matter, Table
 from attnbench.report.charts.base.panels import LENGTH, Panel, differing, panels
+from attnbench.report.charts.base.style import Styles
 
 WHO = "attnbench report"
 FOLDERS = {LENGTH: "seq_len_plots", "actual_sparsity": "sparge_sparsity_plots"}
@@ -31,28 +31,28 @@ def figures_over(runs: Sequence[Run], x: str | None, metric: str | None) -> list
     Raises:
         UsageError: a name is not known in any of the runs.
     """
-    inks, matters = Inks(runs), [Matter(run) for run in runs]
-    found = [Columns(matter.run, matter.tables) for matter in matters]
+    styles, prepared = Styles(runs), [RunData(run) for run in runs]
+    found = [Columns(data.run, data.tables) for data in prepared]
     axes = [name for one in found for name in one.axes]
     measured = [name for one in found for name in one.measured]
     over = resolve(WHO, "--x", x or LENGTH, axes + measured)
     wanted = USUAL if metric is None else (resolve(WHO, "--metric", metric, measured),)
     drawn = []
-    for matter, columns, place in zip(matters, found, run_folders(runs), strict=True):
+    for data, columns, place in zip(prepared, found, run_folders(runs), strict=True):
         if over in columns.axes + columns.measured:
             quantities = [columns.quantity(name) for name in wanted if name in columns.measured]
-            drawn += [figure.of_run(matter.run.id, place)
-                      for figure in _of_run(matter, columns.quantity(over), quantities, inks)]  # fmt: skip
+            drawn += [figure.of_run(data.run.id, place)
+                      for figure in _of_run(data, columns.quantity(over), quantities, styles)]  # fmt: skip
     return drawn
 
 
-def _of_run(matter: Matter, x: Quantity, metrics: Sequence[Quantity], inks: Inks) -> Iterator[Figure]:
-    parts = matter.by_conditions()
+def _of_run(data: RunData, x: Quantity, metrics: Sequence[Quantity], styles: Styles) -> Iterator[Figure]:
+    parts = data.by_conditions()
     for number, tables in enumerate(parts):
         conditions = tables[0].conditions.words() if len(parts) > 1 else []
         for panel in _panels(tables, x):
             for metric in metrics:
-                yield from figure_over(panel, x, metric, inks, kind="plot", conditions=conditions,
+                yield from figure_over(panel, x, metric, styles, kind="plot", conditions=conditions,
                                        mark=f"_{number + 1}" if number else "")  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _is_line(points: Sequence[Point]) -> bool:
 
 
 def figure_over(
-    panel: Panel, x: Quantity, metric: Quantity, inks: Inks, *, kind: str, conditions: Sequence[str] = (),
+    panel: Panel, x: Quantity, metric: Quantity, styles: Styles, *, kind: str, conditions: Sequence[str] = (),
     mark: str = "",
 ) -> Iterator[Figure]:  # fmt: skip
     """The figure of one panel, named as the older scripts name theirs; none for a single place on x.
@@ -98,7 +98,7 @@ def figure_over(
         panel: whose tables.
         x: what it is over.
         metric: what it shows.
-        inks: of the page.
+        styles: of the page.
         kind: of the figure.
         conditions: how it was measured, where that differs within the run.
         mark: what its name ends in then.
@@ -113,7 +113,7 @@ def figure_over(
         kind=kind,
         title=f"{metric.heading} over {x.title}" + (f": {words}" if words else ""),
         alt=_alt(points, x, metric) + (f", {words}." if words else "."),
-        spec=lines(points, x, metric, inks, panel.goes_with),
+        spec=lines(points, x, metric, styles, panel.goes_with),
     )
 
 
