@@ -407,6 +407,23 @@ def hstu_uneven(say: Say, path: Path) -> str:
     return measured_kernels(say, words, kernel_tables.jagged_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 
+OURS = {"flash fwd": "flash-fwd-h200.json", "flash bwd": "flash-h200.json", "dense fwd": "hstu-dense-fwd-h200.json",
+        "dense bwd": "hstu-dense-bwd-h200.json", "sparse fwd": "hstu-bsa-fwd-h200.json"}
+"""Run files of the README's first table."""
+
+
+def our_kernels(say: Say, *paths: Path) -> str:
+    """Each of our kernels beside the fastest peer of its group."""
+    import kernel_tables
+
+    from attnbench.record import to_dict
+
+    runs = dict(zip(OURS, map(kernel_tables.load, paths), strict=True))
+    words = ("kernel", "shape", "TFLOP/s", "fastest other", "TFLOP/s", "ours over it")
+    return "\n".join([markdown([say(word) for word in words], kernel_tables.ours_rows(runs)), "",
+                      where(to_dict(runs["flash fwd"].environments[0]), say)])
+
+
 def flash_counters(say: Say, path: Path) -> str:
     """What Nsight Compute counts of our flash forward and of its peers."""
     import kernel_tables
@@ -435,6 +452,7 @@ TABLES = {
     "power-limit-h200": Table(("precision-h200.json",), power_limit),
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
+    "ours-h200": Table(tuple(OURS.values()), our_kernels),
     "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),

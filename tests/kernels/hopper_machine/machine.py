@@ -142,7 +142,7 @@ class _Program:
         }
         of_machine = [(getattr(module, name), stand_in) for module, those in mine.items()
                       for name, stand_in in those.items() if hasattr(module, name)]
-        # Triton 3.6 has no name for the reduction; ours is attnbench.kernels.shared.hopper's.
+        # Triton 3.6 has no name for the reduction: a kernel module that defines one is given the stand-in.
         return Names(pure + of_machine, {"add_tile": moves.add})
 
     def _program_id(self, axis: int) -> Int:
