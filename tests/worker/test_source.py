@@ -31,11 +31,6 @@ def mine(tmp_path):
     return tmp_path / "mine.py"
 
 
-def fresh(path):
-    hash_of.cache_clear()
-    return hash_of(path)
-
-
 def test_a_backend_is_its_file_and_what_that_imports_beside_it(mine):
     assert [file.relative_to(mine.parent).as_posix() for file in sources(mine)] == [
         "mine.py", "mine_kernel.py", "mine_kernel.toml", "parts/__init__.py", "parts/deep.py", "parts/tiles.py"]
@@ -45,19 +40,19 @@ def test_a_backend_is_its_file_and_what_that_imports_beside_it(mine):
     ("mine.py", True), ("mine_kernel.py", True), ("mine_kernel.toml", True), ("parts/deep.py", True),
     ("other.py", False)])
 def test_an_edited_kernel_is_another_source(mine, name, changes):
-    before = fresh(mine)
+    before = hash_of(mine)
     with (mine.parent / name).open("a") as file:
         file.write("\n# edited\n")
-    assert (fresh(mine) != before) is changes
+    assert (hash_of(mine) != before) is changes
 
 
 def test_the_same_code_has_the_same_hash_wherever_it_lies(mine, tmp_path_factory):
     elsewhere = shutil.copytree(mine.parent, tmp_path_factory.mktemp("there") / "copy")
-    assert fresh(elsewhere / "mine.py") == fresh(mine)
+    assert hash_of(elsewhere / "mine.py") == hash_of(mine)
 
 
 def test_what_cannot_be_read_has_none_and_what_is_no_python_stands_alone(mine):
-    assert fresh(mine.with_name("missing.py")) is None
+    assert hash_of(mine.with_name("missing.py")) is None
     assert sources(mine.with_name("broken.py")) == [mine.with_name("broken.py")]
 
 

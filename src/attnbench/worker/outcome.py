@@ -8,6 +8,7 @@ import shlex
 import statistics
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,15 @@ def reason_of(error: BaseException, phase: str) -> str:
 def source_hash(backend: Backend) -> str | None:
     """Short hash of the file that defines the backend and of what it is made of."""
     try:
-        return hash_of(Path(inspect.getfile(type(backend))).resolve())
+        return _hash_once(Path(inspect.getfile(type(backend))).resolve())
     except (OSError, TypeError):
         return None
+
+
+@cache
+def _hash_once(path: Path) -> str | None:
+    """Once per process: a worker runs the code that it imported, whatever is edited later."""
+    return hash_of(path)
 
 
 def _period_s(power: PowerSeries) -> float:

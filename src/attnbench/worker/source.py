@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -20,7 +19,6 @@ SEAM = ("backends/__init__.py", "backends/base.py", "backends/registry.py", "ker
 """What every backend shares: no implementation."""
 
 
-@cache
 def hash_of(path: Path) -> str | None:
     """Twelve hexadecimal digits; None where the file cannot be read.
 
