@@ -18,6 +18,7 @@ from attnbench.formats.exports import exporter_names, load_exporter
 from attnbench.formats.layouts import layout_names, load_layout
 from attnbench.record import Environment, Settings, Status
 from attnbench.report.html import page
+from attnbench.report.page import Paper
 from attnbench.report.plots import write_plots
 from attnbench.store import runfile
 from attnbench.store.files import write_text
@@ -25,7 +26,7 @@ from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import Place
 from attnbench.store.history.reading import text_of
 from attnbench.store.history.writing import add
-from attnbench.text import UNSHOWN, spelled, without_passwords
+from attnbench.text import UNSHOWN, shown, spelled, without_passwords
 from made_up_run import H200, make_case, make_group, make_lost, make_run
 
 HOSTILE = "a\udc80b\x1b[2J\rc\x9bd\u202ee\u2028f\x7fg\ufeff\U000e0041\ufffe\x00"
@@ -128,6 +129,8 @@ def test_neither_terminal_nor_file_gets_it(capsys, tmp_path):
     ("path=postgresql:/me:secret@host/db is not there", "path=postgresql:/me:***@host/db is not there"),
     ("a postgres+psycopg://:pw@h b://c:d@e", "a postgres+psycopg://:***@h b://c:***@e"),
     ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
+    (".postgresql://me:secret@host/db", ".postgresql://me:***@host/db"),
+    ("-postgresql://me:secret@host/db", "-postgresql://me:***@host/db"),
     ("sslpassword=abc, PGPASSWORD=x y", "sslpassword=***, PGPASSWORD=*** y"),
     ("http://host:8080/x", "http://host:8080/x"),
     ("postgresql://me@host/db", "postgresql://me@host/db"),
@@ -137,3 +140,11 @@ def test_no_password_is_repeated(text, plain, capsys):
     assert without_passwords(text) == plain
     Output().note(text)
     assert capsys.readouterr().err == f"{plain}\n"
+    Paper(Output().console()).line(text)
+    assert capsys.readouterr().out == f"{plain}\n"
+
+
+def test_a_value_that_is_cut_has_lost_its_password_before():
+    for more in range(80):
+        assert "secret" not in shown("x" * 60 + "postgresql://me:secret@host/db" + "x" * more)
+        assert "secr" not in shown(["x" * more, "postgresql://me:secret@host/db"])

@@ -1,8 +1,8 @@
 """Text from outside: made fit to be kept and shown, or refused where it is to be a name.
 
 A name or a message may come from a library, a user's file, another machine's run file or a damaged
-database.  `spelled` is applied where text enters the data of a run (`Spelled`) and where text leaves to a
-terminal (`cli.output`, `report.page`); what lies between need not think of it.
+database.  `spelled` is applied where text enters the data of a run (`Spelled`); `for_terminal` where text
+leaves to a terminal (`cli.output`, `report.page`); what lies between need not think of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """Names of a case's axes: they are columns, flags and parts of file names."""
 DEEPEST = 8
 """Levels of free data in a file."""
-SHORT = reprlib.Repr()
-"""How a message spells a value: what nests too deep or is too long is cut."""
-SHORT.maxlevel, SHORT.maxstring, SHORT.maxother, SHORT.maxlong = 3, 60, 60, 60
 UNSHOWN = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but line feed and tab: ESC, carriage return, C1
@@ -34,8 +31,8 @@ UNSHOWN = re.compile(
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # unseen, and what XML and so a workbook may not hold
     "]"
 )
-SECRET_IN_URL = re.compile(r"(?<![\w+.-])(\w[\w+.-]*:/+[^\s:/@?#]*):\S*@")
-"Also with one slash: a URL that was taken for a path has lost the other."
+SECRET_IN_URL = re.compile(r"(?<=\w)(:/+[^\s:/@?#]*):\S*@")
+"From the end of the scheme; also with one slash: a URL that was taken for a path has lost the other."
 SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
 HIDDEN = r"\1:***@"
 _WITHOUT_TEXT = frozenset({float, int, bool, type(None)})
@@ -56,6 +53,26 @@ def without_passwords(text: str) -> str:
     if ":/" in text:
         text = SECRET_IN_URL.sub(HIDDEN, text)
     return SECRET_BY_NAME.sub(r"\1***", text) if "=" in text else text
+
+
+def for_terminal(text: str) -> str:
+    """`text` as a terminal shows it: nothing in it steers the terminal, and no password is repeated."""
+    return spelled(without_passwords(text))
+
+
+class Short(reprlib.Repr):
+    """How a message spells a value: what nests too deep or is too long is cut, passwords are taken out before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 60
+
+    def repr_str(self, value: str, level: int) -> str:
+        """A text: cut in its middle where it is too long."""
+        return super().repr_str(without_passwords(value), level)
+
+
+SHORT = Short()
 
 
 def shown(value: object) -> str:

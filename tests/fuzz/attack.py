@@ -1,7 +1,8 @@
 """What all fuzzers share: seeds until the time is over, hostile values, and a command that is watched.
 
-``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (9 by default) and ``ATTNBENCH_FUZZ_SEED``
-the first seed (11 by default; `new` draws one).  One seed is one input, so a failure is replayed by its own.
+``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (60 by default), and ``ATTNBENCH_FUZZ_SEED`` the
+first seed (by default a new one each time).  One seed is one input in a folder as it was at first, so a failure is
+repeated by its own seed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import json
 import os
 import random
@@ -19,18 +21,18 @@ from pathlib import Path
 from attnbench.cli import main
 from attnbench.text import UNSHOWN
 
-SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "9"))
-SEED = os.environ.get("ATTNBENCH_FUZZ_SEED", "11")
-SEED = None if SEED == "new" else SEED
-FUZZERS = 6
-"""Files of this folder that share the time."""
+SECONDS = float(os.environ.get("ATTNBENCH_FUZZ_SECONDS", "60"))
+SEED = os.environ.get("ATTNBENCH_FUZZ_SEED")
+FUZZERS = len(list(Path(__file__).parent.glob("test_*.py")))
+"""They share the time."""
+SECRET = "postgresql://me:secret@host/db"
 
 TEXTS = [
     "", " ", "a", "\x1b[2J", "\r", "\n", "\x00", "\x9b1m", "\u202eabc", "\ufeff", "\udc80", "\ud800\udc00", "\ufffe",
     "../../evil", "/etc/passwd", "..", ".", "~root/x", "C:\\x", "a/b", "a\\b", "-", "--", "--help", "-1", "=1+1", "@x",
     "%s%n", "{0.__class__}", "{x}", "[red]x[/red]", "[/x]", "<script>alert(1)</script>", "&amp;", "`x`|*_", "'", '"',
     "' OR 1=1 --", "x" * 5000, "9" * 400, "1e999", "NaN", "inf", "null", "true", "0", "0x10", "1_000", "٣", "É",
-    "🏆" * 40, "@deep@", "postgresql://me:secret@host/db",
+    "🏆" * 40, "@deep@", SECRET,
     "b1-s1-h1-d1-fp16-fwd", "passed", "2026-11-20T12:34:56Z", "0000-00-00T99:99:99Z",
     "9999-12-31T23:59:59+23:59", "cupti", "seed-001", "sdpa-flash", "imported", "auto", "cold", "#0", "a#1", "a,b", "*",
 ]
@@ -47,17 +49,33 @@ class Attack:
         self.folder = folder / "in" / "side"
         self.folder.mkdir(parents=True)
         self._watched = self._around()
+        self.seed: int | None = None
+        "of the input that is tried"
         self.last: list[str] = []
-        "the command that a traceback came of"
+        "the command that was given last"
 
     def seeds(self):
         """A generator of numbers for each input; ends with the time of this fuzzer, after one at least."""
         first = int(SEED) if SEED is not None else secrets.randbits(40)
+        files = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         end = time.monotonic() + SECONDS / FUZZERS
-        count = 0
-        while count == 0 or time.monotonic() < end:
-            yield first + count, random.Random(first + count)
-            count += 1
+        for self.seed in itertools.count(first):
+            self._put_back(files)
+            yield random.Random(self.seed)
+            if time.monotonic() >= end:
+                return
+
+    def _put_back(self, files):
+        """Remove what the input before has left."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            if path.is_dir():
+                with contextlib.suppress(OSError):  # files lie in it
+                    path.rmdir()
+            elif path not in files:
+                path.unlink()
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
 
     def call(self, words, note=""):
         """Run a command; whatever it was given it ends with a code, one line where it refuses, and nothing outside."""
@@ -77,10 +95,14 @@ class Attack:
             shown = code == 3 and words[0] == "diff" and said.strip()
             if shown:
                 assert [line.startswith("attnbench diff: ") for line in lines].index(True) == len(lines) - 1, where
+            elif words[:2] == ["history", "--add"]:  # files that it passes over are named before
+                assert lines, where
+                assert all(line.partition(":")[0].endswith(".json") for line in lines[:-1]), f"{where}: {lines}"
             else:
                 assert len(lines) == 1, f"{where}: {lines}"
         assert not UNSHOWN.search(told.decode()), where
         assert b"secret@" not in told, where
+        assert "-" in words or b"secret@" not in said, where
         if not any(f"--{name}" in words for name in ("html", "xlsx")):
             assert not UNSHOWN.search(said.decode()), where
         assert self._around() == self._watched, where
@@ -129,7 +151,8 @@ def spoilt(data, source: random.Random, times: int | None = None):
             other = source.choice(list(_holders(data)))
             holder[key] = copy.deepcopy(other)
         elif kind == 4 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] = type(holder[key])(holder[key] * source.choice((0, -1, 1e-9, 1e9, 2)))
+            factor = source.choice((0, -1, None, 10**9, 2))
+            holder[key] = holder[key] // 10**9 if factor is None else holder[key] * factor
         elif kind == 5 and isinstance(holder[key], str):
             holder[key] += source.choice(TEXTS)
         else:
@@ -138,8 +161,8 @@ def spoilt(data, source: random.Random, times: int | None = None):
 
 
 def bytes_spoilt(data: bytes, source: random.Random) -> bytes:
-    """Bytes cut, flipped, doubled or overwritten."""
-    data = bytearray(data)
+    """Bytes cut, flipped, doubled or overwritten; a URL is not: nobody can tell its password without its beginning."""
+    data = bytearray(data.replace(SECRET.encode(), b""))
     for _ in range(source.choice((1, 1, 2, 5, 30))):
         at = source.randrange(len(data) + 1)
         kind = source.randrange(6)
@@ -148,13 +171,16 @@ def bytes_spoilt(data: bytes, source: random.Random) -> bytes:
         elif kind == 1:
             del data[at:at + source.randrange(1, 200)]
         elif kind == 2:
-            data[at:at] = source.choice(TEXTS).encode("utf-8", "surrogatepass")
+            data[at:at] = source.choice([text for text in TEXTS if text != SECRET]).encode("utf-8", "surrogatepass")
         elif kind == 3:
             data[at:at] = data[at:at + source.randrange(1, 200)]
         elif kind == 4:
             data[at:at + 1] = bytes([source.randrange(256)])
         elif at < len(data):
             data[at] ^= 1 << source.randrange(8)
+    if source.random() < 0.05:
+        at = source.randrange(len(data) + 1)
+        data[at:at] = SECRET.encode()
     return bytes(data)
 
 

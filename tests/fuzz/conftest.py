@@ -1,4 +1,4 @@
-"""An attack for each fuzzer: its folder, its seeds, and how a failure is replayed."""
+"""An attack for each fuzzer: its folder, its seeds, and how a failure is repeated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "profile"), str(Path(__file__).parents[1] / "store")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / room) for room in ("profile", "store", "fakes")]
+PATIENCE_S = 1800
+"""Of one input on the slowest machine."""
 
 
 def pytest_collection_modifyitems(items):
@@ -15,26 +18,27 @@ def pytest_collection_modifyitems(items):
 
     for item in items:
         if "attack" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(SECONDS / FUZZERS + 170))
+            item.add_marker(pytest.mark.timeout(SECONDS / FUZZERS + PATIENCE_S))
 
 
 @pytest.fixture
-def attack(tmp_path, monkeypatch, request):
-    """Each input of a failing fuzzer is printed with its seed: pytest shows what a failing test printed."""
+def attack(tmp_path, monkeypatch):
+    """The commands run in a folder of their own, and know no variable that changes them."""
     from attack import Attack
 
     found = Attack(tmp_path)
     monkeypatch.chdir(found.folder)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS", "ATTNBENCH_HISTORY"):
         monkeypatch.delenv(name, raising=False)
-    plain = found.seeds
+    return found
 
-    def seeds():
-        for seed, source in plain():
-            sys.stdout.write(f"ATTNBENCH_FUZZ_SECONDS=0 ATTNBENCH_FUZZ_SEED={seed} python -m pytest -n 0 "
-                             f"{request.node.nodeid}\n")
-            yield source
 
-    found.seeds = seeds
-    yield found
-    sys.stdout.write(f"the last command: {found.last!r}\n")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A fuzzer that failed says how that is repeated."""
+    report = yield
+    attack = getattr(item, "funcargs", {}).get("attack")
+    if attack is not None and attack.seed is not None and report.failed:
+        again = f"ATTNBENCH_FUZZ_SECONDS=0 ATTNBENCH_FUZZ_SEED={attack.seed} python -m pytest -n 0 {item.nodeid}"
+        report.sections.append(("to repeat it", f"{again}\nthe last command: {attack.last!r}"))
+    return report

@@ -63,8 +63,7 @@ def test_captures(attack):
         code, *_ = attack.call(["profile", "--from", name, "--json", "kept.json"])
         if code == 0:
             attack.call(["profile", "--from", name, "--csv", "-"])
-            attack.call(["profile", "--from", "kept.json"])
+            assert attack.call(["profile", "--from", "kept.json"])[0] == 0
             kept = json.loads((attack.folder / "kept.json").read_text())
             (attack.folder / "kept.json").write_text(dumps(spoilt(kept, source)))
             attack.call(["profile", "--from", "kept.json", "--csv", "-"])
-        path.unlink()

@@ -59,4 +59,3 @@ def test_run_files(attack):
         code, _, told = attack.call(["export", "run.json", "--csv", "-"])
         for words in source.sample(wanted, 4) if code == 0 else ():
             attack.call(words, told)
-        (attack.folder / "results" / "history.sqlite").unlink(missing_ok=True)

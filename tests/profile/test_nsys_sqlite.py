@@ -111,6 +111,35 @@ def test_a_file_that_cannot_be_read(tmp_path, rules, spoil, monkeypatch):
         holder.close()
 
 
+@pytest.mark.parametrize(("change", "said"), [
+    ("TARGET_INFO_GPU SET name = CAST(name AS BLOB)", "b'NVIDIA H200' is not a str"),
+    ("StringIds SET value = CAST(value AS BLOB) WHERE id = 2", "is not a str"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 1.7e308", "1.7e+308 is not a int"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL SET gridX = NULL WHERE rowid = 5", "None is not a int"),
+    ("CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = 0.5", "0.5 is not a int"),
+    ("NVTX_EVENTS SET text = x'ff', textId = NULL", "is not a str | None"),
+])
+def test_a_value_of_another_type_is_refused(tmp_path, rules, change, said):
+    path = made.nsys_sqlite(tmp_path / "x.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE {change}")
+    database.close()
+    with pytest.raises(RunFileError) as refused:
+        nsys_sqlite.parse(path, name="x", rules=rules)
+    assert said in str(refused.value)
+
+
+def test_what_a_row_need_not_say_may_be_missing(tmp_path, rules):
+    path = made.nsys_sqlite(tmp_path / "x.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET correlationId = NULL, shortName = NULL")
+        database.execute("UPDATE TARGET_INFO_GPU SET name = NULL")
+    database.close()
+    found = nsys_sqlite.parse(path, name="x", rules=rules)
+    assert found.device is None
+    assert found.kernel_ms == pytest.approx(0.01)
+
+
 def test_the_file_is_not_touched(tmp_path, rules):
     path = made.nsys_sqlite(tmp_path / "x.sqlite")
     before = path.read_bytes()

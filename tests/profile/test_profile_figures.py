@@ -10,7 +10,8 @@ from attnbench.profile.figures import decimal_mark, in_unit, number, triple, who
     ("62,589,830,968", 62589830968.0), ("77,126.7", 77126.7), ("0.0", 0.0), ("1471.5", 1471.5), ("-3.5", -3.5),
     ("1 234.5", 1234.5), ("1\u202f234.5", 1234.5), ("1'234.5", 1234.5), ("1.5e-3", 0.0015), ("51.9%", 51.9),
     (".5", 0.5), ("n/a", None), ("", None), (None, None), ("nan", None), ("inf", None), ("-", None),
-    ("(8, 1, 1)", None), ("1.2.3", None), ("12abc", None)])
+    ("(8, 1, 1)", None), ("1.2.3", None), ("12abc", None),
+    ("1e99", 1e99), ("1e100", None), ("9" * 400, None)])
 def test_a_number(text, value):
     assert number(text) == value
 
@@ -46,5 +47,9 @@ def test_shapes_and_counts():
     assert triple("(128, 1, 1)") == triple("128x1x1") == triple("128   1   1") == (128, 1, 1)
     assert triple("64") == (64, 1, 1)
     assert triple("") is None
+    assert triple("2147483647x1x1") == (2147483647, 1, 1)
+    assert triple("9" * 5000) is None
     assert whole("811,520") == 811520
     assert whole("1.5") is None
+    assert whole("9007199254740991") == 2**53 - 1
+    assert whole("9007199254740992") is None

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.errors import RunFileError
 from attnbench.profile import torch_trace
-from attnbench.profile.capture import Capture, KernelRow
+from attnbench.profile.capture import Capture, KernelRow, dumps, loads
 
 
 def test_kernels_ranges_copies_and_api(tmp_path, rules):
@@ -73,6 +73,7 @@ def parsed(path, rules):
 @pytest.mark.parametrize(("field", "odd"), [
     ("ts", float("nan")), ("ts", 1e300), ("ts", None), ("dur", "long"), ("name", None), ("cat", ["kernel"]),
     ("tid", [1]), ("pid", {}), ("args", [3]), ("args", {"correlation": [1]}), ("args", {"External id": {}, "grid": 3}),
+    ("args", {"bytes": 10**400, "grid": [10**400, 1, 1], "block": [True, 1, 1]}),
 ])
 def test_an_odd_event_is_read_or_refused_in_one_line(tmp_path, rules, field, odd):
     data = made.torch_trace()
@@ -82,6 +83,8 @@ def test_an_odd_event_is_read_or_refused_in_one_line(tmp_path, rules, field, odd
         path.write_text(json.dumps({**data, "traceEvents": [
             *data["traceEvents"][:place], spoilt, *data["traceEvents"][place + 1:]]}))
         found = parsed(path, rules)
+        if isinstance(found, Capture):
+            assert loads(dumps((found,)), "x") == (found,)
         assert isinstance(found, Capture) or found.startswith("torch: capture=odd.json has an event that cannot be ")
 
 

@@ -98,7 +98,7 @@ def test_a_beginning_of_an_id_is_enough_where_it_is_alone(place):
         assert text_of(history, "00000012")[0] == "00000012"
         with pytest.raises(UsageError, match="RUN=0000001 begins 2 ids; one of 00000012, 00000013"):
             text_of(history, "0000001")
-        for strange in ("%", "ffff", "0000001_"):
+        for strange in ("%", "ffff", "0000001_", "\udc80", "\0", ""):
             with pytest.raises(UsageError, match="is not in the history"):
                 text_of(history, strange)
 

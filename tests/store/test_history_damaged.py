@@ -95,6 +95,14 @@ def test_a_run_is_not_put_over_a_damaged_one(kept, capsys, head, tmp_path):
     assert WORDS in error or "is the id of another run there" in error
 
 
+def test_a_complaint_of_sqlite_that_is_no_text_says_damaged(kept, capsys):
+    change(kept, "PRAGMA writable_schema = 1",
+           "UPDATE sqlite_master SET name = CAST(x'eb61' AS TEXT), sql = 'CREATE' WHERE name = 'attnbench_points'")
+    for words in (*COMMANDS, ["history", "--add", "x.json"]):
+        code, error = said(words, capsys)
+        assert (code, WORDS in error) == (2, True)
+
+
 def test_a_version_to_come_is_newer_and_not_damaged(kept, capsys):
     change(kept, "UPDATE attnbench_version SET version_num = '0002'")
     assert "is of schema 0002, newer than this attnbench reads; at most 0001; upgrade attnbench" in said(

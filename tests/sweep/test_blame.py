@@ -270,7 +270,7 @@ def test_a_harness_that_hangs_is_not_waited_for_again(scripted):
 
 
 def test_a_worker_that_never_starts(scripted):
-    with pytest.raises(NothingToRun, match=r"^worker: device=cpu cannot be measured; lost during start in /some"):
+    with pytest.raises(NothingToRun, match=r"^worker: device=cpu cannot be measured; lost during start in x.py"):
         scripted(starts=[lost(HARNESS, "start")])
     run = small_run(NAMES, NAMES)
     script, found = scripted((NAMES, 1.0), run=dataclasses.replace(run, environments=(Script.environment,)),

@@ -16,7 +16,7 @@ from attnbench.record import Record, Status
 from attnbench.sweep.run import execute
 from attnbench.worker import process
 from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
-from attnbench.worker.process import Loss, Worker
+from attnbench.worker.process import NO_REASON, Loss, Worker
 from attnbench.worker.protocol import TURN, parse
 from waiting import Clock
 
@@ -125,6 +125,12 @@ def test_a_lost_context_names_the_backend(worker):
         say(say="lost", index=1, phase="sample", reason="AcceleratorError during sample: illegal address")
         hang()
     """)) == (Status.FAILED, 1, "sample", "AcceleratorError during sample: illegal address")
+
+
+@pytest.mark.parametrize("reason", ["", " ", "/home/", "C:\\\\"])
+def test_a_lost_context_always_has_a_reason(worker, reason):
+    said = f"word(1, 'sample')\nsay(say='lost', index=1, phase='sample', reason='{reason}')\nhang()"
+    assert loss_of(worker(said)) == (Status.FAILED, 1, "sample", NO_REASON)
 
 
 def test_a_real_time_signal_has_no_name(worker):

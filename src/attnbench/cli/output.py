@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from attnbench.text import spelled, without_passwords
+from attnbench.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,5 +78,5 @@ def fill_closed_streams() -> None:
 def _write(stream: TextIO, text: str) -> None:
     """Write a line: nothing in it steers the terminal, and a letter that its encoding lacks ends no command."""
     encoding = stream.encoding or "utf-8"
-    text = spelled(without_passwords(text))
+    text = for_terminal(text)
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
-from attnbench.text import spelled
+from attnbench.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -73,5 +73,5 @@ class Bar(AbstractContextManager["Bar"]):
     def _update(self) -> None:
         event = self._latest
         if event is not None and self._progress is not None and self._task is not None:
-            where = spelled("  ".join(word for word in (event.group, event.backend, event.text) if word))
+            where = for_terminal("  ".join(word for word in (event.group, event.backend, event.text) if word))
             self._progress.update(self._task, completed=event.done, total=event.total, where=where)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 
 from attnbench.errors import RunFileError
+from attnbench.store.parsing import LARGEST
 
 SPACES = str.maketrans("", "", " \u00a0\u202f\u2009'’_")
 """What groups digits in some languages."""
@@ -24,6 +24,8 @@ UNITS: dict[str, dict[str, float]] = {
 }
 """What a printed unit is in ours.  ncu counts in powers of ten; ``second`` in a rate is read as ``s``."""
 
+MOST_DIGITS = 10
+"""Of a grid's or block's extent: CUDA's largest is 2^31 - 1."""
 NAMES = {"nsecond": "ns", "usecond": "us", "msecond": "ms", "second": "s"}
 
 
@@ -62,7 +64,7 @@ def _mark(text: str) -> str | None:
 
 
 def number(text: str | None, mark: str = ".") -> float | None:
-    """Read a number; None for what is none (``n/a``, ``-``, ``nan``, empty)."""
+    """Read a number; None for what is none (``n/a``, ``-``, ``nan``, empty) and for what no quantity can be."""
     text = (text or "").translate(SPACES).rstrip("%")
     if not NUMBER.fullmatch(text):
         return None
@@ -71,13 +73,13 @@ def number(text: str | None, mark: str = ".") -> float | None:
         value = float(text.replace(other, "").replace(mark, "."))
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) < LARGEST else None
 
 
 def whole(text: str | None, mark: str = ".") -> int | None:
-    """Read a whole number; None for what is none."""
+    """Read a whole number; None for what is none, and from 2^53 on, where a float is no longer exact."""
     value = number(text, mark)
-    return None if value is None or value != int(value) else int(value)
+    return int(value) if value is not None and value.is_integer() and abs(value) < 2**53 else None
 
 
 def in_unit(value: float | None, printed: str, wanted: str) -> float | None:
@@ -108,5 +110,7 @@ def in_unit(value: float | None, printed: str, wanted: str) -> float | None:
 
 def triple(text: str | None) -> tuple[int, ...] | None:
     """A grid or block as tools write it: ``(128, 1, 1)``, ``128x1x1``, ``128 1 1``."""
-    numbers = tuple(int(part.replace(",", "")) for part in re.findall(r"\d+", text or ""))
-    return (*numbers, 1, 1)[:3] if 1 <= len(numbers) <= 3 else None
+    numbers = re.findall(r"\d+", text or "")
+    if not 1 <= len(numbers) <= 3 or max(map(len, numbers)) > MOST_DIGITS:
+        return None
+    return (*map(int, numbers), 1, 1)[:3]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 from attnbench.errors import RunFileError, refusal
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
 from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, span
+from attnbench.text import shown
 
 MAGIC = b"SQLite format 3\0"
 ACCEPTED = "a file that `nsys export --type sqlite` wrote"
@@ -24,6 +27,8 @@ RANGE_TYPES = (59, 60, 70, 71)
 """NVTX events with two ends: push/pop and start/end, of the C and of the managed interface."""
 
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer"}
+KEY = int | None
+"""A number of a row elsewhere; there may be none."""
 PROCESS = ~0xFFFFFF
 """A global thread id holds the thread in its lowest 24 bits; the rest names the process."""
 
@@ -48,7 +53,7 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
             return _read(database, path.name, name, rules)
         finally:
             database.close()
-    except (sqlite3.Error, ValueError, TypeError) as error:  # SQLite keeps any type in any column, any bytes as text
+    except (sqlite3.Error, ValueError) as error:
         raise RunFileError(refusal("nsys", "capture", path.name, f"cannot be read ({error})", ACCEPTED)) from None
 
 
@@ -71,14 +76,15 @@ def _read(database: sqlite3.Connection, source: str, name: str, rules: Categorie
 
 def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
     # Each text once: joined, every one of a million kernels would hold a copy of its long name.
-    texts = {key: str(text) for key, text in database.execute("SELECT id, value FROM StringIds")}
+    texts = dict(_rows(database, "SELECT id, value FROM StringIds", int, str))
     instances = _instances(database, texts) if "NVTX_EVENTS" in there else []
     calls: dict[str, list[float]] = defaultdict(list)
     points = []
     if RUNTIME in there:
         plain = {key: text.partition("_v")[0] for key, text in texts.items()}  # cudaLaunchKernel_v7000
-        for start, end, thread, correlation, key in database.execute(
-                f"SELECT start, end, globalTid, correlationId, nameId FROM {RUNTIME}"):
+        for start, end, thread, correlation, key in _rows(
+                database, f"SELECT start, end, globalTid, correlationId, nameId FROM {RUNTIME}",
+                int, int, int, KEY, KEY):
             calls[plain.get(key, "?")].append(float(end - start))
             points.append((thread, start, (thread & PROCESS, correlation)))
     open_then = enclosing(instances, points)
@@ -92,17 +98,17 @@ def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
 def _instances(database: sqlite3.Connection, texts: Mapping[int, str]) -> list[Instance]:
     key = "textId" if "textId" in _columns(database, "NVTX_EVENTS") else "NULL"
     return [Instance(str(text or texts.get(number, "?")), float(start), float(end), thread)
-            for start, end, thread, text, number in database.execute(
-                f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS "
-                f"WHERE end IS NOT NULL AND eventType IN {RANGE_TYPES} ORDER BY start")]
+            for start, end, thread, text, number in _rows(
+                database, f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS WHERE end IS NOT NULL "
+                f"AND eventType IN {RANGE_TYPES} ORDER BY start", int, int, KEY, str | None, KEY)]
 
 
 def _kernels(database: sqlite3.Connection, texts: Mapping[int, str],
              open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for start, end, process, correlation, whole, short, *sizes in database.execute(
-            "SELECT start, end, globalPid, correlationId, demangledName, shortName, gridX, gridY, gridZ, blockX, "
-            f"blockY, blockZ FROM {KERNEL} ORDER BY start"):
+    for start, end, process, correlation, whole, short, *sizes in _rows(
+            database, "SELECT start, end, globalPid, correlationId, demangledName, shortName, gridX, gridY, gridZ, "
+            f"blockX, blockY, blockZ FROM {KERNEL} ORDER BY start", int, int, KEY, KEY, KEY, KEY, *[int] * 6):
         grid, block = tuple(sizes[:3]), tuple(sizes[3:])
         yield Event("kernel", texts.get(whole) or texts.get(short, "?"), float(start), float(end),
                     open_then.get((process, correlation), ()), grid=shapes.setdefault(grid, grid),
@@ -111,8 +117,9 @@ def _kernels(database: sqlite3.Connection, texts: Mapping[int, str],
 
 def _copies(database: sqlite3.Connection, table: str, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
     kind = "copyKind" if table == MEMCPY else "NULL"
-    for start, end, process, correlation, size, copied in database.execute(
-            f"SELECT start, end, globalPid, correlationId, bytes, {kind} FROM {table} ORDER BY start"):
+    for start, end, process, correlation, size, copied in _rows(
+            database, f"SELECT start, end, globalPid, correlationId, bytes, {kind} FROM {table} ORDER BY start",
+            int, int, KEY, KEY, int, KEY):
         words = COPY_KINDS.get(copied, f"kind {copied}") if table == MEMCPY else ""
         yield Event("copy", f"[CUDA memcpy {words}]" if words else "[CUDA memset]", float(start), float(end),
                     open_then.get((process, correlation), ()), bytes=size)
@@ -121,8 +128,23 @@ def _copies(database: sqlite3.Connection, table: str, open_then: Mapping[object,
 def _device(database: sqlite3.Connection, there: set[str]) -> str | None:
     if "TARGET_INFO_GPU" not in there or "name" not in _columns(database, "TARGET_INFO_GPU"):
         return None
-    row = database.execute("SELECT name FROM TARGET_INFO_GPU LIMIT 1").fetchone()
-    return row[0] if row else None
+    return next((name for [name] in _rows(database, "SELECT name FROM TARGET_INFO_GPU LIMIT 1", str | None)), None)
+
+
+def _rows(database: sqlite3.Connection, statement: str, *kinds: type | UnionType) -> Iterator[tuple[Any, ...]]:
+    """Rows of an answer, each value of its column's type: SQLite keeps any type in any column.
+
+    Raises:
+        ValueError: a value is not; the message shows it.
+    """
+    known: set[tuple[type, ...]] = set()  # a million rows are of two or three combinations of types
+    for row in database.execute(statement):
+        if (types := tuple(map(type, row))) not in known:
+            for value, kind in zip(row, kinds, strict=True):
+                if not isinstance(value, kind):
+                    raise ValueError(f"{shown(value)} is not a {getattr(kind, '__name__', kind)}")
+            known.add(types)
+        yield row
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:

@@ -18,6 +18,8 @@ from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, spa
 GZIP = b"\x1f\x8b"
 NS = 1e3
 """A trace counts in microseconds."""
+MOST = 2**63 - 1
+"""Of a count."""
 MOST_US = 1e18
 """Of a time stamp: thirty thousand years."""
 
@@ -114,12 +116,17 @@ def _event(one: Mapping[str, Any], kind: str, name: str, start: float, end: floa
            open_then: Mapping[object, tuple[int, ...]]) -> Event:
     given = one.get("args")
     arguments: Mapping[str, Any] = given if isinstance(given, dict) else {}
-    size = arguments.get("bytes")
     ranges = open_then.get(_correlation(one), ())
-    return Event(kind, name, start, end, ranges, bytes=size if isinstance(size, int) else None,
+    return Event(kind, name, start, end, ranges, bytes=_whole(arguments.get("bytes")),
                  grid=_shape(arguments.get("grid")), block=_shape(arguments.get("block")))
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
-    whole = isinstance(value, list) and len(value) == 3 and all(isinstance(one, int) for one in value)
-    return tuple(value) if whole and isinstance(value, list) else None
+    sizes = [_whole(one) for one in value] if isinstance(value, list) and len(value) == 3 else []
+    found = tuple(size for size in sizes if size is not None)
+    return found if len(found) == 3 else None
+
+
+def _whole(value: object) -> int | None:
+    """A count; None of anything else, and of what no count can be."""
+    return value if type(value) is int and 0 <= value <= MOST else None

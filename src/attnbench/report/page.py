@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench.text import spelled
+from attnbench.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +31,8 @@ class Paper:
         return self.console.width
 
     def words(self, text: str) -> str:
-        """`text` in letters that the console can show; what would steer a terminal is `spelled`."""
-        text = spelled(text)
+        """`text` as it may be shown (`for_terminal`), in letters that the console has."""
+        text = for_terminal(text)
         return text.translate(PLAIN_LETTERS).encode("ascii", "replace").decode() if self._plain else text
 
     def text(self, text: str, style: str = "") -> Text:

@@ -11,8 +11,9 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,26 @@ from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time, Yardstick
 from attnbench.store.derive import derive
 from attnbench.store.files import write_bytes
 from attnbench.store.parsing import parse
+from attnbench.text import shown
 
 # A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
 # and lose nothing.
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
+SHORTEST_MS = 1e-9
+"A picosecond, far below the last digit that is written: 0 is a clock too coarse, less than this is no time."
 SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e12), "watts": (0.0, 1e12), "celsius": (-300.0, 1e12)}
 "Least and most of what was read beside samples."
 TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
               field.name != "samples_ms")
+COUNTS = {
+    "memory": ("peak_allocated_mb", "peak_reserved_mb"), "work": ("flops", "bytes", "executed_flops"),
+    "rate": ("tflops", "executed_tflops", "gbps", "percent_of_peak"), "speedup": ("ratio", "ci_low", "ci_high"),
+}
+"Fields of a record's blocks that count, or measure what has no negative."
+OF = {block: attrgetter(*names) for block, names in COUNTS.items()}
+LARGEST_COUNT = 1e30
 LONGEST_STARTED = 32
 ACCEPTED = "a run file written by attnbench run"
 
@@ -187,11 +198,23 @@ def _check(item: Record, where: str) -> None:
     for name, time in times.items():
         if time is not None:
             _check_samples(time, f"{where}.{name}")
+    for name, block in (("memory", item.memory), ("work", item.work), ("rate", item.rate), ("speedup", item.speedup)):
+        if block is not None:
+            _check_counts(COUNTS[name], OF[name](block), f"{where}.{name}")
+    if item.ceilings:
+        _check_counts(item.ceilings, item.ceilings.values(), f"{where}.ceilings")
     for name, yardstick in item.yardsticks.items():
         _check_yardstick(yardstick, item.time, f"{where}.yardsticks.{name}")
     if isinstance(item.power_w, PowerSeries):
         for name in ("at_s", "watts", "celsius"):
             _check_beside(item.power_w, name, f"{where}.power_w", len(item.power_w.at_s))
+
+
+def _check_counts(names: Iterable[str], values: Iterable[float | None], where: str) -> None:
+    """Refuse numbers that are no count, size, rate or ratio."""
+    for name, value in zip(names, values, strict=True):
+        if value is not None and not 0 <= value <= LARGEST_COUNT:
+            raise RunFileError(f"{where}.{name}={shown(value)} is no quantity; 0 to {LARGEST_COUNT:g}")
 
 
 def _check_samples(time: Time, where: str) -> None:
@@ -205,9 +228,7 @@ def _check_samples(time: Time, where: str) -> None:
 def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> None:
     if time is None:
         raise RunFileError(f"{where} stands beside no time; a record with one")
-    for name in ("flops", "bytes"):
-        if (value := getattr(yardstick, name)) < 0:
-            raise RunFileError(f"{where}.{name}={value} is no count; 0 or more")
+    _check_counts(("flops", "bytes"), (yardstick.flops, yardstick.bytes), where)
     if not yardstick.samples_ms or len(yardstick.rounds) != len(yardstick.samples_ms):
         counts = f"{len(yardstick.samples_ms)} samples in {len(yardstick.rounds)} rounds"
         raise RunFileError(f"{where} has {counts}; at least one, each with its round")
@@ -216,8 +237,9 @@ def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> Non
 
 def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
     for index, sample in enumerate(item.samples_ms):
-        if not 0 <= sample < LONGEST_MS:
-            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
+        if sample and not SHORTEST_MS <= sample < LONGEST_MS:
+            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; 0, or a number from "
+                               f"{SHORTEST_MS:g} on")
     for name in beside:
         _check_beside(item, name, where, len(item.samples_ms))
 

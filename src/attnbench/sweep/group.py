@@ -26,7 +26,6 @@ from attnbench.errors import WorkerError
 from attnbench.record import PlannedGroup, Record, Run, Settings, Status, to_dict
 from attnbench.store.runfile import dumps, loads
 from attnbench.worker.parts import joined, moved, rounds_taken
-from attnbench.worker.private import without_paths
 from attnbench.worker.process import Loss, ended_from_outside
 
 MOST_LOSSES = 3
@@ -241,7 +240,7 @@ def _beside(sitting: Sitting, baseline: str) -> str:
     said = [f"{name} {record.status.value}: {record.reason}" for name, record in sitting.found.items()
             if _failed(record)]
     if sitting.loss is not None and sitting.blamed is None:
-        said.append(f"{sitting.loss.status.value}: {without_paths(sitting.loss.reason)}")
+        said.append(f"{sitting.loss.status.value}: {sitting.loss.reason}")
     return f"measured without {baseline}: in one process with it, {'; '.join(said)}"
 
 

@@ -22,7 +22,6 @@ from attnbench.store.runfile import Writer
 from attnbench.sweep.group import Confirmed, GroupOnItsWay, Sitting, accepted
 from attnbench.worker.blame import HARNESS, Word
 from attnbench.worker.outcome import repro
-from attnbench.worker.private import without_paths
 from attnbench.worker.process import Loss, Worker
 
 
@@ -200,7 +199,7 @@ class Execution(AbstractContextManager["Execution"]):
         """The record of a backend with which a worker was lost."""
         record = Record(
             workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
-            replicate=group.replicate, status=loss.status, reason=without_paths(loss.reason),
+            replicate=group.replicate, status=loss.status, reason=loss.reason,
             environment=len(self.run.environments) - 1 if self.run.environments else None,
             repro=repro(group, self.run.settings, name, self.files),
         )

@@ -43,6 +43,9 @@ LONGEST_LINE = 1 << 28
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that come from outside: of the system out of memory, of an operator, of a job's end."""
 
+NO_REASON = "no reason was given"
+"""Of a worker that was lost with empty words, or with a folder alone, which is not kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -56,6 +59,10 @@ class Loss:
     "by a signal from outside"
     stuck: bool = False
     "it ended itself, because a backend changed a global that cannot be put back"
+
+    def __post_init__(self) -> None:
+        """The reason becomes that of a record: without folders and passwords, and it always says something."""
+        object.__setattr__(self, "reason", without_paths(self.reason).strip() or NO_REASON)
 
 
 def ended_from_outside(record: Record) -> bool:
@@ -149,11 +156,11 @@ class Worker:
         `on_record` may refuse a record by a `WorkerError`: nothing more the worker says is believed then.
         """
         self._number += 1
+        word, since = self.page.read(), time.monotonic()  # before it is asked: each word after that is progress
         try:
             send(self._write, do="group", number=self._number, group=group, settings=settings, files=list(files))
         except BrokenPipeError:
             return self._loss()
-        word, since = self.page.read(), time.monotonic()
         while True:
             try:
                 for message in self._read():

@@ -60,7 +60,7 @@ def faults_as_usage_errors(place: Place) -> Iterator[None]:
     except Damaged as error:
         wrong, accepted = DAMAGED
         raise UsageError(refusal(WHO, "db", place.name, f"{wrong} ({error})", accepted)) from None
-    except (SQLAlchemyError, sqlite3.Error) as error:
+    except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         wrong, accepted = _words(error, place)
         raise UsageError(refusal(WHO, "db", place.name, wrong, accepted)) from None
 
@@ -68,6 +68,8 @@ def faults_as_usage_errors(place: Place) -> Iterator[None]:
 def _words(error: Exception, place: Place) -> tuple[str, str]:
     # SQLAlchemy's own text repeats the statement and all its values; the driver's is one sentence.
     cause = getattr(error, "orig", None) or error
+    if isinstance(cause, UnicodeDecodeError):  # SQLite's own sentence, with bytes of a damaged page in it
+        return DAMAGED
     name = getattr(cause, "sqlite_errorname", None)
     if name:
         for known, words in SQLITE.items():

@@ -16,7 +16,7 @@ from attnbench.errors import RunFileError
 from attnbench.record import Environment, from_dict
 from attnbench.store.history.entry import unpack
 from attnbench.store.history.faults import Damaged
-from attnbench.text import Spelled
+from attnbench.text import Spelled, spelled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -129,7 +129,7 @@ def fetch(history: Connection, kind: type[LineT], statement: str | Executable, v
         history: open, within a transaction.
         kind: what a line is; other columns of the answer are left out.
         statement: SQL, or what SQLAlchemy made of it.
-        values: of its parameters.
+        values: of its parameters; a text is asked for as it was kept, `spelled`.
 
     Raises:
         Damaged: a value is not of its field's type; the message names it.
@@ -139,7 +139,8 @@ def fetch(history: Connection, kind: type[LineT], statement: str | Executable, v
     asked = text(statement) if isinstance(statement, str) else statement
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     found = []
-    for row in history.execute(asked, values).mappings():
+    kept = {name: spelled(value) if isinstance(value, str) else value for name, value in values.items()}
+    for row in history.execute(asked, kept).mappings():
         line = {name: row[name] for name in names if name in row}
         for name, value in line.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -17,6 +17,8 @@ from attnbench.store.history.place import WHO
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+BEGINNING = re.compile(r"[0-9a-fA-F]{1,16}")
+"What an id of a run may begin with; no other text is asked for in SQL."
 MOST_NAMED = 6
 "Candidates of an answer of one line."
 
@@ -84,10 +86,11 @@ def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun
 
 def ids(history: Connection, start: str) -> list[str]:
     """Ids of the runs whose id is `start`, or else begins with it."""
-    pattern = start.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    if not BEGINNING.fullmatch(start):
+        return []
     with history.begin():
-        lines = fetch(history, NameLine, "SELECT id FROM attnbench_runs WHERE id LIKE :start ESCAPE '\\' ORDER BY id",
-                      {"start": pattern})
+        lines = fetch(history, NameLine, "SELECT id FROM attnbench_runs WHERE id LIKE :start ORDER BY id",
+                      {"start": f"{start}%"})
     found = [line.id for line in lines]
     return [start] if start in found else found
 

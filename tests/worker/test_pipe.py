@@ -1,0 +1,42 @@
+"""What a worker may not say: records of others, figures of no use, lines without an end."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
+
+from attnbench.record import Status
+from attnbench.sweep import run as sweep
+from attnbench.sweep.run import execute
+from attnbench.worker import process
+from attnbench.worker.blame import HARNESS
+
+
+@pytest.mark.parametrize("data", [
+    json.dumps(record("a") | {"record": record("a")["record"] | {"group": "another"}}),
+    json.dumps(record("c")),
+    json.dumps(record("a") | {"record": record("a")["record"] | {"case": {"batch": 7}}}),
+    json.dumps(record("a") | {"record": record("a")["record"] | {"replicate": 1}}),
+    json.dumps(record("a")).replace('"rounds": [0, 1, 2]', '"rounds": [0]'),
+    json.dumps(record("a")).replace("1.5", "-1.5"),
+])
+def test_a_record_that_is_not_of_this_group_or_of_no_use_ends_the_worker(monkeypatch, data):
+    draw, ready = random.Random(0), json.dumps(READY).encode() + b"\n"
+    workers = [worker_that_said(ready, data.encode() + b"\n", draw)]
+    workers[0].page.say(HARNESS, "idle")
+    good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
+    monkeypatch.setattr(sweep, "Worker", lambda device: workers.pop() if workers else worker_that_said(
+        ready, good, draw))
+    run = execute(RUN)
+    assert {one.status for one in run.records} == {Status.PASSED}
+
+
+def test_a_line_without_an_end_is_bounded(monkeypatch):
+    monkeypatch.setattr(process, "LONGEST_LINE", 10_000)
+    worker = worker_that_said(json.dumps(READY).encode() + b"\n", b"x" * 50_000, random.Random(0))
+    assert worker.start() is None
+    loss = worker.measure(GROUP, RUN.settings, [], on_record=lambda record: None)
+    assert loss.reason.endswith("worker: a line of its protocol is longer than 10000 bytes")
