@@ -52,7 +52,7 @@ def test_every_kernel_of_the_captures_has_a_short_name(rules):
 
 def test_our_own_kernels_are_attention(rules):
     """They are made of steps (pool, rank, select …), all of which a launch needs."""
-    text = "".join(file.read_text() for file in (ROOT / "src" / "attnbench" / "kernels").glob("*.py"))
+    text = "".join(file.read_text() for file in (ROOT / "src" / "attnbench" / "kernels").rglob("*.py"))
     names = set(re.findall(r"^def (hstu_(?:bsa|dense)_\w+)\(", text, re.MULTILINE))
     assert len(names) > 10
     assert {name for name in names if rules.of(name) != "attention"} == set()

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 from attnbench.errors import RunFileError, refusal
 
 LARGEST = 1e100
-"Of all numbers of a file: what is worked out from them stays finite."
-EXTREME = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{90}")
+SMALLEST = 1e-100
+"Of all numbers of a file, the one refused and the other read as 0: what is worked out from them stays finite."
+EXTREME = re.compile(r"[eE][+-]?[0-9]{3}|[0-9]{90}")
 
 
 def parse(text: str, who: str, accepted: str) -> Any:
@@ -48,7 +49,7 @@ def _float(text: str) -> float:
     value = float(text)
     if abs(value) >= LARGEST:
         raise ValueError(f"{text[:20]} is larger than any quantity")
-    return value
+    return value if abs(value) >= SMALLEST else 0.0
 
 
 def _int(text: str) -> int:

@@ -30,8 +30,6 @@ from attnbench.text import shown
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
-SHORTEST_MS = 1e-9
-"A picosecond, far below the last digit that is written: 0 is a clock too coarse, less than this is no time."
 SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e12), "watts": (0.0, 1e12), "celsius": (-300.0, 1e12)}
 "Least and most of what was read beside samples."
 TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
@@ -237,9 +235,8 @@ def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> Non
 
 def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
     for index, sample in enumerate(item.samples_ms):
-        if sample and not SHORTEST_MS <= sample < LONGEST_MS:
-            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; 0, or a number from "
-                               f"{SHORTEST_MS:g} on")
+        if not 0 <= sample < LONGEST_MS:
+            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
     for name in beside:
         _check_beside(item, name, where, len(item.samples_ms))
 
