@@ -12,6 +12,7 @@ from attnbench.cli import main
 from attnbench.record import Environment, Record, Status, Time
 from attnbench.store.derive import derive
 from attnbench.store.runfile import write
+from attnbench.sweep.run import Event
 
 # made_up_captures stands with the tests of the room it is made for.
 sys.path.insert(0, str(Path(__file__).parents[1] / "profile"))
@@ -60,6 +61,7 @@ class FakeSweep:
             run = derive(dataclasses.replace(run, records=run.records + records))
             if path is not None:
                 write(run, path)
+            on_event(Event("group", group=group.group, run=run))
         return run
 
     def _record(self, run, group, name):
@@ -87,6 +89,8 @@ def sweep(monkeypatch):
 def attnbench(tmp_path, monkeypatch, capsys):
     """Call a command in an empty folder: attnbench("run quick") or a list of words."""
     monkeypatch.chdir(tmp_path)
+    # On a busy machine a command takes longer than the patience of its progress lines.
+    monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", 3600.0)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mine.py").write_text(MINE)

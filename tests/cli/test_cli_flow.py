@@ -10,14 +10,15 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from attnbench import cli
 from attnbench.cli.output import Output
-from attnbench.cli.progress import Bar
-from attnbench.record import Status
+from attnbench.cli.progress import Bar, Clock
+from attnbench.record import PlannedGroup, Run, Status
 from attnbench.store.runfile import loads, read
 from attnbench.sweep.run import Event
 from waiting import until
@@ -133,14 +134,87 @@ def test_compare_is_one_case_beside_flash_attention(attnbench, sweep):
     assert (run.settings.warmup, run.settings.iterations) == (5, 30)
 
 
-def test_a_seeds_suite_prints_what_the_seed_printed_and_our_table_beside_it(attnbench, sweep):
-    answer = attnbench("run minimal --device cpu")
+def test_a_pipe_gets_our_table_as_a_terminal_does(attnbench, sweep, monkeypatch):
+    piped = attnbench("run minimal --device cpu --no-save")
+    assert "median ms" in piped.out
+    assert "Forward Pass Results" not in piped.out + piped.err
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
+    shown = attnbench("run minimal --device cpu --no-save")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown.out) == piped.out
+
+
+def test_an_older_layout_has_stdout_alone_where_it_is_asked_for(attnbench, sweep):
+    answer = attnbench("run minimal --device cpu --layout seed-004")
     assert answer.out.startswith("Forward Pass Results:\n  Time (min):")
     assert answer.out.count("TFLOPs/s (avg):") == 1
     assert "written" not in answer.out
     assert "seed-004: Flash Attention is torch's own SDPA flash" in answer.err
     assert "written: results/" in answer.err
-    assert "Implementation" in attnbench("compare --device cpu").out
+    assert "median ms" in answer.err
+    assert "Implementation" in attnbench("compare --device cpu --layout seed-004").out
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--layout seed-009", "name=seed-009 is not known"),
+    ("--layout seed-004 --csv -", "--layout=seed-004 wants stdout, as --csv does; one of the two"),
+    ("--layout seed-004 --quiet", "--layout=seed-004 wants stdout, as --quiet does; one of the two"),
+    ("--columns ,", "--columns=, names nothing"),
+    ("--columns median,speed", "--columns=speed is not known"),
+    ("--sort fastest", "--sort=fastest is not known"),
+    ("--sort median:down", "--sort=median:down cannot be used; median or median:reverse"),
+])
+def test_a_view_that_cannot_be_is_refused_before_anything_is_measured(attnbench, sweep, flags, said):
+    answer = attnbench(f"run quick --device cpu {flags}")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert said in answer.err
+    assert sweep.runs == []
+
+
+def test_columns_and_their_order_are_as_asked_for(attnbench, sweep):
+    words = "run quick --device cpu --seqlen 1,7 --no-causal --no-save"
+    table = attnbench(f"{words} --columns samples,median --sort backend:reverse").out.split("\n\n")[1].splitlines()
+    assert table[1].split() == ["backend", "samples", "median", "ms"]
+    assert [line.split()[0] for line in table[2:6]] == ["sdpa-math", "sdpa-flash", "sdpa", "eager"]
+    answer = attnbench(f"{words} --columns samples,median --sort plan")
+    matrix = answer.out.split("\n\n")[-1].splitlines()
+    assert matrix[0].startswith("samples · all b1-h4-d64-fp32-fwd")
+    assert matrix[2].split() == ["s1", "12", "12*", "12", "12"] or matrix[2].split()[0] == "s1"
+
+
+def test_each_group_is_printed_when_it_is_done(attnbench, sweep, monkeypatch):
+    import attnbench.report.table as table
+
+    seen = []
+    printed = table.Tables.more
+
+    def more(self, run):
+        printed(self, run)
+        seen.append((len(run.records), sorted(self._cases)))
+
+    monkeypatch.setattr(table.Tables, "more", more)
+    answer = attnbench("run quick --device cpu --seqlen 1,7 --no-causal --no-save")
+    assert [(count, len(cases)) for count, cases in seen] == [(4, 1), (8, 2)]
+    assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
+
+
+def test_ctrl_c_shows_what_is_finished(attnbench, sweep):
+    sweep.stop_after = 2
+    answer = attnbench("run quick --device cpu --seqlen 1,7,9 --no-causal")
+    assert answer.code == 130
+    assert "b1-s7-h4-d64-fp32-fwd   timer" in answer.out
+    assert "result " in answer.out
+    assert "b1-s9" not in answer.out
+    assert "stopped; 2 of 3 groups are kept" in answer.err
+
+
+def test_a_resumed_run_shows_the_groups_it_had_too(attnbench, sweep):
+    sweep.stop_after = 1
+    attnbench("run quick --device cpu --seqlen 1,7 --no-causal --quiet")
+    sweep.stop_after = None
+    answer = attnbench("run --resume")
+    assert answer.code == 0
+    assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
 
 
 def test_a_terminal_shows_one_table(attnbench, sweep, monkeypatch):
@@ -305,24 +379,69 @@ def test_every_list_is_a_table(attnbench, no_torch, what):
     assert len(answer.out.splitlines()) > 1
 
 
+class Terminal(Output):
+    """Its stderr is a terminal of a width."""
+
+    def __init__(self, text, width):
+        super().__init__()
+        self.text, self.width = text, width
+
+    def live_console(self):
+        from rich.console import Console
+
+        return Console(file=self.text, force_terminal=True, width=self.width)
+
+
+def planned(cases=3, backends=("a", "b")):
+    groups = tuple(PlannedGroup(group=f"b1-s{case}", workload="attention", case={}, case_id=f"b1-s{case}",
+                                backends=backends) for case in range(cases))
+    return Run(id="00ab", suite="quick", command="", started="2026-01-01T00:00:00Z", plan=groups)
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_progress_bar_keeps_its_count_however_narrow(width):
-    from rich.console import Console
-
-    class Terminal(Output):
-        def live_console(self):
-            return Console(file=text, force_terminal=True, width=width)
-
     text = io.StringIO()
-    with Bar(Terminal(), patience_s=0) as bar:
-        bar.event(Event("word", "check: poisoned outputs", "b1-s128-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
-        assert until(lambda: "4/32" in text.getvalue())
+    with Bar(Terminal(text, width), "attnbench run", patience_s=0) as bar:
+        bar.plan(planned(), {f"b1-s{case}": 100.0 for case in range(3)})
+        bar.event(Event("word", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
+        bar.event(Event("group", group="b1-s0"))
+        bar.event(Event("word", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
+        assert until(lambda: "1/3 groups" in text.getvalue())
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", text.getvalue())]
-    shown = [line.rstrip() for line in lines if "4/32" in line]
+    shown = [line.rstrip() for line in lines if "1/3 groups" in line]
     assert shown
-    assert re.search(r"━ +4/32 \d:\d\d:\d\d b1-s128", shown[0])
+    assert re.search(r"━ +1/3 groups \d:\d\d:\d\d about", shown[0])
     assert max(map(len, shown)) <= width
     assert shown[0].endswith("sdpa-math  check: poisoned outputs" if width == 120 else "…")
+
+
+def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr("attnbench.cli.progress.QUIET_S", 0.05)
+    monkeypatch.setattr("attnbench.cli.progress.TICK_S", 0.01)
+    said = []
+    with Bar(Output(), "attnbench run", patience_s=0) as bar:
+        assert until(lambda: said.append(capsys.readouterr().err) or "attnbench run: 0 done, 0 s; planning" in said[-1])
+        bar.plan(planned(), {"b1-s0": 5.0})
+        bar.event(Event("word", "sample", "b1-s0", "a"))
+        assert until(lambda: said.append(capsys.readouterr().err) or "left; b1-s0  a  sample" in said[-1]
+                     or "left; b1-s0 a sample" in said[-1])
+    assert "\x1b" not in "".join(said)
+    capsys.readouterr()
+    with Bar(Output(quiet=True), "attnbench run", patience_s=0):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_learns_from_the_groups_that_are_done():
+    clock = Clock(planned(), {"b1-s0": 10.0, "b1-s1": 10.0, "b1-s2": 20.0}, now=0.0)
+    assert clock.left_s(4.0) == pytest.approx(36.0)
+    clock.finished("b1-s0", 30.0)
+    assert clock.left_s(30.0) == pytest.approx(90.0)
+    assert clock.left_s(50.0) == pytest.approx(70.0)
+    assert clock.left_s(500.0) == pytest.approx(60.0)  # the group at work is late; the next is not
+    clock.finished("b1-s1", 40.0)
+    clock.finished("b1-s2", 80.0)
+    assert (clock.left_s(80.0), clock.done, clock.groups) == (0.0, 3, 3)
 
 
 def test_the_list_of_backends_says_version_record_and_what_installs_it(attnbench, no_torch, monkeypatch):

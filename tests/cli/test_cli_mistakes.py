@@ -15,7 +15,7 @@ from attnbench.store.runfile import SCHEMA
 MISTAKES = [
     ("minimal", 2, r"attnbench: command=minimal is a suite; one of run, .*; attnbench run minimal"),
     ("gpt2-small", 2, r"attnbench: command=gpt2-small is a suite; .*; attnbench run gpt2-small"),
-    ("rnu", 2, r"attnbench: command=rnu is not known; one of .*run, tune; did you mean run\?"),
+    ("rnu", 2, r"attnbench: command=rnu is not known; one of .*run, show, tune; did you mean run\?"),
     ("--seqlen 3", 2, r"attnbench: flag=--seqlen is not known here; --help, --version, or a command first: run, .*"),
     ("run qick", 2, r"attnbench: suite=qick is not known; one of .*; did you mean quick\?"),
     ("run a b", 2, r"attnbench run: argument=b is one too many; see `attnbench run --help`"),

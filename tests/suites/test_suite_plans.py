@@ -179,30 +179,50 @@ def test_the_environment_sets_axes_of_the_suites_that_say_so():
         environment_axes(load_suite("compare", "cpu"), {"SEQLEN": "long"})
 
 
-def test_an_estimate_counts_what_is_left(backends):
+@pytest.fixture
+def quiet_machine(monkeypatch):
+    """A CPU that nobody else uses, of which 1e11 products a second are known."""
+    monkeypatch.setattr("attnbench.suites.estimate.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr("attnbench.suites.estimate._flops_per_s", lambda kind: 1e11)
+
+
+def test_an_estimate_counts_what_is_left_group_by_group(backends, quiet_machine):
     run = planned(suite(), settings={"max_seconds": 4.0})
     whole = estimate(run)
-    assert whole.low_s == pytest.approx(2 + 4 * (2 * 0.05 + 0.4))
-    assert 4 * 4 < whole.high_s < 12 + 4 * (2 * 1 + 4 + 1)
-    assert str(whole) == "4 s to 36 s: at most 4 s of sampling a group; set-up and compiling are guesses"
+    assert set(whole.groups) == {group.group for group in run.plan}
+    assert whole.seconds == pytest.approx(2.5 + sum(whole.groups.values()))
     records = [Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend=name,
                       status=Status.SKIPPED, reason="r") for group in run.plan[:2] for name in group.backends]
     half = estimate(dataclasses.replace(run, records=tuple(records)))
-    assert half.low_s == pytest.approx(2 + 2 * (2 * 0.05 + 0.4))
+    assert set(half.groups) == {group.group for group in run.plan[2:]}
+    done = dataclasses.replace(run, plan=run.plan[:2], records=tuple(records))
+    assert estimate(done).seconds == 0.0
 
 
-def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends):
-    counted = estimate(planned(suite(backends=("flex",)), settings={"iterations": 10}))
-    assert "5 + 10 launches a row" in counted.basis
-    assert counted.high_s > 4 * 40
+def test_a_busy_cpu_takes_the_whole_limit_and_longer_for_the_rest(backends, quiet_machine, monkeypatch):
+    run = planned(suite(), settings={"max_seconds": 40.0})
+    quiet = estimate(run)
+    assert max(quiet.groups.values()) < 40.0
+    monkeypatch.setattr("attnbench.suites.estimate.os.getloadavg", lambda: (1e3, 0.0, 0.0))
+    busy = estimate(run)
+    assert min(busy.groups.values()) > 40.0
+    assert busy.start_s > 10 * quiet.start_s
+
+
+def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):
+    few, many = (estimate(planned(suite(backends=("flex",)), settings={"iterations": count})) for count in (10, 10_000))
+    assert "5 + 10 launches a row" in few.basis
+    assert few.seconds > 10  # flex compiles
+    assert many.seconds > few.seconds
+    again = list(few.groups.values())
+    assert again[0] > 2 * again[1]  # and the first time longest
     run = planned(suite())
     checked = estimate(dataclasses.replace(run, settings=dataclasses.replace(run.settings, measure=False)))
-    assert checked.high_s < estimate(run).high_s
+    assert checked.seconds < estimate(run).seconds
     assert "checks only" in checked.basis
 
 
-@pytest.mark.parametrize(("low", "high", "said"), [
-    (3, 99, "3 s to 99 s"), (100, 5400, "2 min to 90 min"), (3.3 * 3600, 47 * 3600, "3.3 h to 47 h"),
-    (48 * 3600, 170 * 3600, "2 days to 7 days")])
-def test_an_estimate_says_its_times_in_units_that_people_use(low, high, said):
-    assert str(Estimate(low, high, "a guess")) == f"{said}: a guess"
+@pytest.mark.parametrize(("seconds", "said"), [
+    (3, "3 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (3.3 * 3600, "3.3 h"), (170 * 3600, "7 days")])
+def test_an_estimate_says_its_time_in_a_unit_that_people_use(seconds, said):
+    assert str(Estimate({"a": seconds - 1.0}, 1.0, "a guess")) == f"about {said}: a guess"

@@ -32,9 +32,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
-    from attnbench.report.checks import render_check
+    from attnbench.report.checks import Checks
 
-    done = plan_and_execute(args, "check", lambda: _plan(args), render_check)
+    done = plan_and_execute(args, "check", lambda: _plan(args), Checks)
     if isinstance(done, int):
         return done
     statuses = {record.status for record in done.records}

@@ -25,6 +25,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)
+    flags.add_view(parser)
     parser.example("attnbench compare --seqlen 4096 --headdim 128 --causal",
                    "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
                    "BATCH=4 SEQLEN=2048 attnbench compare --md -",
@@ -34,9 +35,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure one case by every backend."""
-    from attnbench.report.table import render_run
+    from attnbench.report.table import Tables
 
-    done = plan_and_execute(args, SUITE, lambda: _one_case(args), render_run)
+    view = flags.view_of(args, "attnbench compare")
+    done = plan_and_execute(args, SUITE, lambda: _one_case(args), lambda console: Tables(console, view))
     return done if isinstance(done, int) else verdict(done)
 
 

@@ -25,8 +25,8 @@ NO_REFERENCE = "none"
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("a", metavar="A", help=(
-        "run file, the id of a run in --out or in the history, or a file that `attnbench import` reads; several, with "
-        "commas, are more processes of the same code"))
+        "run file, the id of a run in --out or in the history, latest or previous, or a file that `attnbench import` "
+        "reads; several, with commas, are more processes of the same code"))
     parser.add_argument("b", metavar="B", help="the same of the other side")
     group = parser.add_argument_group("judging")
     group.add_argument("--reference", metavar="NAMES", help=(
@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     from attnbench.report.diff import LEGEND
 
-    parser.example("attnbench diff 1a2b3c4d 5e6f7a8b",
+    parser.example("attnbench diff previous latest", "attnbench diff 1a2b3c4d 5e6f7a8b",
                    "attnbench diff before.json after.json --fail-over 3 --md diff.md",
                    "attnbench diff old-1.json,old-2.json new-1.json,new-2.json",
                    "attnbench diff baseline.txt current.txt --exit-zero",

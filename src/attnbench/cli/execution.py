@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
+from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
-from attnbench.errors import AttnbenchError, NothingToRun
+from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.record import Run, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnbench.formats.layouts.base import Layout
+    from attnbench.suites.estimate import Estimate
+    from attnbench.sweep.run import Event
+
 INTERRUPTED = 130
 
-Show = Callable[[Run, "Console"], None]
+
+class Shown(Protocol):
+    """Prints a run while it grows: `report.table.Tables`, `report.checks.Checks`."""
+
+    def more(self, run: Run) -> None:
+        """Print what is complete and was not printed."""
+
+    def end(self, run: Run) -> None:
+        """Print the rest, and what it all comes to."""
+
+
+Show = Callable[["Console"], Shown]
 
 
 def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run], show: Show) -> Run | int:
@@ -29,7 +44,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         args: parsed flags.
         verb: the command.
         plan: makes the run where --resume does not name one.
-        show: writes its table.
+        show: makes what prints its tables.
 
     Returns:
         The run with its records, or an exit code where nothing was to be measured or Ctrl-C ended it.
@@ -37,42 +52,96 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
     Raises:
         AttnbenchError: anything that keeps it from being carried out.
     """
-    from attnbench.store.runfile import default_path
+    from attnbench.suites.estimate import estimate
 
     who = f"attnbench {verb}"
     asked = exports(args, who)
     check_exports(asked)
-    if args.resume is not None:
-        run, path = resumed(args, verb)
-    else:
-        run = plan()
-        path = default_path(run, args.out)
-    kept = path if args.save else None
-    if kept is not None:
-        _check_writable(kept)
-    files = backend_words(args.backends)[1]
-    output = Output(results_to_stderr="-" in asked.values(), quiet=args.quiet)
-    if args.dry_run:
-        _show_plan(run, files, output)
-        return 0
-    try:
-        run = _execute(run, kept, files, output)
-    except KeyboardInterrupt:
-        output.note(_stopped(run, kept, args, verb))
-        return INTERRUPTED
-    _finish(run, kept, asked, output, show)
+    layout = layout_of(args, who, asked)
+    output = Output(results_to_stderr=layout is not None or "-" in asked.values(), quiet=args.quiet)
+    shown = None if args.quiet else show(output.console())
+    with Bar(output, who) as bar:
+        run, path = _planned(args, verb, plan)
+        kept = path if args.save else None
+        if kept is not None:
+            _check_writable(kept)
+        files = backend_words(args.backends)[1]
+        time = estimate(run, files=files)
+        if args.dry_run:
+            with bar.aside():
+                _show_plan(run, time, output)
+            return 0
+        bar.plan(run, time.groups)
+        growing = _Growing(run, bar, shown)
+        try:
+            run = _execute(run, kept, files, growing)
+        except KeyboardInterrupt:
+            _show_finished(growing, bar)
+            output.note(_stopped(run, kept, args, verb))
+            return INTERRUPTED
+    _finish(run, kept, asked, output, shown, layout)
     return run
 
 
-def _execute(run: Run, path: Path | None, files: tuple[str, ...], output: Output) -> Run:
-    from attnbench.cli.progress import Bar
+def _planned(args: argparse.Namespace, verb: str, plan: Callable[[], Run]) -> tuple[Run, Path]:
+    from attnbench.store.runfile import default_path
+
+    if args.resume is not None:
+        return resumed(args, verb)
+    run = plan()
+    return run, default_path(run, args.out)
+
+
+def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> Layout | None:
+    """The layout that stdout is to have in place of our table.
+
+    Raises:
+        UsageError: there is none of this name, it prints nothing, or stdout is wanted by something else.
+    """
+    from attnbench.formats.layouts import load_layout
+
+    name = getattr(args, "layout", None)
+    if name is None:
+        return None
+    taken = next((f"--{one}" for one, path in asked.items() if path == "-"), "--quiet" if args.quiet else None)
+    if taken is not None:
+        raise UsageError(refusal(who, "--layout", name, f"wants stdout, as {taken} does", "one of the two"))
+    return load_layout(name)
+
+
+class _Growing:
+    """Takes the events of a run: the bar hears of each, and a group that is done is printed."""
+
+    def __init__(self, run: Run, bar: Bar, shown: Shown | None) -> None:
+        self.run, self.bar, self.shown = run, bar, shown
+
+    def event(self, event: Event) -> None:
+        """Take the next event."""
+        self.bar.event(event)
+        if event.run is None:
+            return
+        self.run = event.run
+        if self.shown is not None:
+            with self.bar.aside():
+                self.shown.more(event.run)
+
+
+def _execute(run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing) -> Run:
     from attnbench.sweep.run import execute
 
-    with Bar(output) as bar:
-        return execute(run, path=path, backend_files=files, on_event=bar.event)
+    return execute(run, path=path, backend_files=files, on_event=growing.event)
 
 
-def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, show: Show) -> None:
+def _show_finished(growing: _Growing, bar: Bar) -> None:
+    """What Ctrl-C finds finished: its cases stand above already, here is what they come to."""
+    if growing.shown is not None and growing.run.records:
+        with bar.aside():
+            growing.shown.end(growing.run)
+
+
+def _finish(
+    run: Run, path: Path | None, asked: dict[str, str], output: Output, shown: Shown | None, layout: Layout | None
+) -> None:
     from attnbench.cli.formats import write_format
 
     # Files before the screen: whoever reads the table may leave in the middle of it.
@@ -84,8 +153,10 @@ def _finish(run: Run, path: Path | None, asked: dict[str, str], output: Output, 
         except AttnbenchError as error:  # a disk that filled up meanwhile takes neither table nor other files along
             failed = failed or error
     missed = None if path is None else _keep(path)
-    if not output.quiet:
-        output = _show(run, output, show)
+    if shown is not None:
+        shown.end(run)
+    if layout is not None:
+        _print_layout(run, layout)
     for name, target in asked.items():
         if target == "-":
             write_format(run, name, target)
@@ -106,28 +177,18 @@ def _keep(path: Path) -> str | None:
     return keep(path)
 
 
-def _show(run: Run, output: Output, show: Show) -> Output:
-    """Print the run.
+def _print_layout(run: Run, layout: Layout) -> None:
+    """Print what an older script printed, alone on stdout: our own table and what follows go to stderr then.
 
-    Into a pipe or a file, a suite with a seed's layout prints what the seed's program printed, for the
-    scripts that read it; our own table and what follows goes to stderr then.  A terminal shows ours alone.
+    Raises:
+        UsageError: the run does not fit the layout, or its script printed nothing.
     """
-    from attnbench.formats.layouts import load_layout
-    from attnbench.report.table import render_run
-
-    timed = any(record.time is not None for record in run.records)
-    wanted = run.layout is not None and timed and not sys.stdout.isatty()
-    layout = load_layout(run.layout) if run.layout is not None and wanted else None
-    text = layout.console(run) if layout is not None else None
-    if layout is None or text is None:
-        show(run, output.console())
-        return output
-    output.line(text.rstrip("\n"))
+    text = layout.console(run)
+    if text is None:
+        raise UsageError(refusal("attnbench", "--layout", layout.name, "prints nothing", "attnbench export --to PATH"))
+    Output().line(text.rstrip("\n"))
     for note in layout.notes(run):
-        output.note(note)
-    beside = Output(results_to_stderr=True)
-    render_run(run, beside.console())
-    return beside
+        Output().note(note)
 
 
 def verdict(run: Run) -> int:
@@ -176,9 +237,8 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
     return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept; to finish: {line}"
 
 
-def _show_plan(run: Run, files: tuple[str, ...], output: Output) -> None:
+def _show_plan(run: Run, time: Estimate, output: Output) -> None:
     from attnbench.report.page import Paper
-    from attnbench.suites.estimate import estimate
 
     done = {(record.group, record.backend) for record in run.records}
     groups = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
@@ -187,7 +247,6 @@ def _show_plan(run: Run, files: tuple[str, ...], output: Output) -> None:
         output.line(f"{run.suite}: its plan of {size} is finished; nothing is left to measure")
         return
     rows = sum(len(group.backends) for group in groups)
-    time = estimate(run, files=files)
     paper = Paper(output.console())
     paper.title(f"{run.suite} on {run.settings.device}", "")
     shown: tuple[str, ...] = ()

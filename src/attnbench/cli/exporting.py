@@ -20,7 +20,8 @@ WHO = "attnbench export"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="RUN", help="a run file, or the id of one in --out or in the history")
+    parser.add_argument("source", metavar="RUN", help=(
+        "a run file, the id of one in --out or in the history, latest or previous"))
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
@@ -28,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
         "what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"))
     group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as it was printed)")
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench export 1a2b3c4d --csv rows.csv --xlsx rows.xlsx",
+    parser.example("attnbench export latest --csv rows.csv --xlsx rows.xlsx",
                    "attnbench export results/sweep.json --csv sweep.csv --by dtype",
                    "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv")
 

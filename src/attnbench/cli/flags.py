@@ -9,11 +9,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnbench.cli.parser import BooleanAxis, Parser
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.suites.settings import SETTINGS
 from attnbench.workloads.base import Axis, load_workload, workload_names
+
+if TYPE_CHECKING:
+    from attnbench.presentation.columns import View
 
 AXIS = "axis_"
 """Prefix of the attributes that hold shape flags, as the user wrote them."""
@@ -109,7 +113,8 @@ def add_measuring(parser: Parser, names: Iterable[str] | None = None) -> None:
         if wanted is None or one.name in wanted:
             default = "none" if one.default is None else str(one.default).removesuffix(".0")
             group.add_argument(one.flag, metavar=one.metavar, help=f"{_escaped(one.help)} (default: {default})")
-    group.add_argument("--resume", metavar="RUN", help="finish this run: a run file, or the id of one in --out")
+    group.add_argument("--resume", nargs="?", const="latest", metavar="RUN", help=(
+        "finish this run: a run file, the id of one in --out, latest or previous (default of the bare flag: latest)"))
 
 
 def add_output(parser: Parser) -> None:
@@ -121,6 +126,45 @@ def add_output(parser: Parser) -> None:
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate, measure nothing")
     group.add_argument("--quiet", action="store_true", help="print nothing but the name of the run file")
+
+
+def add_view(parser: Parser, *, layout: bool = True) -> None:
+    """Add what the tables look like."""
+    from attnbench.presentation.columns import ALL, KEYS
+
+    group = parser.add_argument_group("table")
+    group.add_argument("--columns", metavar="LIST", help=(
+        f"columns of the tables, of {', '.join(KEYS[1:])}; or {ALL}; the matrix at the end shows the first that is a "
+        "number (default: as many as the page has room for)"))
+    group.add_argument("--sort", metavar="COLUMN", help=(
+        "order of the rows: a column, backend or plan, the best first; COLUMN:reverse turns it round (default: "
+        "median)"))
+    if layout:
+        group.add_argument("--layout", metavar="NAME", help=(
+            "print what an older script printed (`attnbench list layouts`) in place of our table, which moves to "
+            "stderr (default: none)"))
+
+
+def view_of(args: argparse.Namespace, who: str) -> View:
+    """The view that the flags of `add_view` ask for.
+
+    Raises:
+        UsageError: no such column.
+    """
+    from attnbench.presentation.columns import ALL, KEYS, PLAN, VALUES, View
+
+    names = () if args.columns is None else tuple(name.strip() for name in args.columns.split(",") if name.strip())
+    if args.columns is not None and not names:
+        raise UsageError(refusal(who, "--columns", args.columns, "names nothing", "columns with commas between"))
+    for name in names:
+        if name not in (*KEYS, ALL):
+            raise unknown(who, "--columns", name, [ALL, *KEYS])
+    key, _, turn = (args.sort or "median").partition(":")
+    if key not in (*VALUES, "backend", PLAN):
+        raise unknown(who, "--sort", key, ["backend", PLAN, *VALUES])
+    if turn not in ("", "reverse"):
+        raise UsageError(refusal(who, "--sort", args.sort, "cannot be used", f"{key} or {key}:reverse"))
+    return View((ALL,) if ALL in names else names, key, bool(turn))
 
 
 def add_exports(group: argparse._ArgumentGroup | Parser) -> None:

@@ -1,9 +1,12 @@
-"""A progress bar on stderr for what takes longer than two seconds, where somebody looks."""
+"""What a command is doing, on stderr: a bar on a terminal, a plain line now and then anywhere else."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,65 +16,168 @@ from attnbench.text import spelled
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from attnbench.record import Run
     from attnbench.sweep.run import Event
 
-PATIENCE_S = 2.0
-"""What is over before that needs no bar."""
+PATIENCE_S = 1.0
+"""What is over before that needs neither bar nor line."""
+QUIET_S = 8.0
+"""Longest silence on a stderr that is no terminal."""
+TICK_S = 0.25
+
+
+class Clock:
+    """Time left of a plan: what the estimate says of the groups left, by how far the groups done were off it."""
+
+    def __init__(self, run: Run, seconds: Mapping[str, float], now: float) -> None:
+        self.seconds, self.begun, self.group_begun = seconds, now, now
+        have = {(record.group, record.backend) for record in run.records}
+        self.left = [group.group for group in run.plan if any((group.group, one) not in have for one in group.backends)]
+        self.groups = len(self.left)
+        self.kept = len(run.plan) - self.groups
+        "groups that were there before"
+        self.expected = 0.0
+        "what the groups done were estimated at"
+
+    @property
+    def done(self) -> int:
+        """Groups measured since."""
+        return self.groups - len(self.left)
+
+    def finished(self, group: str, now: float) -> None:
+        """A group has its records."""
+        if group in self.left:
+            self.left.remove(group)
+            self.expected += self.seconds.get(group, 0.0)
+            self.group_begun = now
+
+    def left_s(self, now: float) -> float:
+        """Seconds until the last group is done."""
+        ratio = (self.group_begun - self.begun) / self.expected if self.expected else 1.0
+        first, *others = [ratio * self.seconds.get(group, 0.0) for group in self.left] or [0.0]
+        return max(0.0, first - (now - self.group_begun)) + sum(others)
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """Shows the events of a run; nothing where stderr is no terminal or --quiet is given."""
+    """Says what happens; nothing with --quiet."""
 
-    def __init__(self, output: Output, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, output: Output, title: str, patience_s: float | None = None) -> None:
+        self._output, self._title = output, title
         self._console = output.live_console()
-        self._timer = threading.Timer(patience_s, self._show)
-        self._timer.daemon = True
-        self._lock = threading.Lock()
-        self._latest: Event | None = None
-        self._over = False
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._clock: Clock | None = None
+        self._where = "planning"
+        self._rows = (0, 0)
+        "done and all, of what has no groups"
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._begun = self._said = time.monotonic()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Bar:
-        if self._console is not None:
-            self._timer.start()
+        if not self._output.quiet:
+            self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        self._over.set()
         with self._lock:
-            self._over = True
             if self._progress is not None:
                 self._progress.stop()
+
+    def plan(self, run: Run, seconds: Mapping[str, float]) -> None:
+        """Take the plan, with the seconds that each of its groups is estimated at."""
+        with self._lock:
+            self._title = run.suite
+            self._clock = Clock(run, seconds, time.monotonic())
 
     def event(self, event: Event) -> None:
         """Take the next event of the run."""
         with self._lock:
-            self._latest = event
-            self._update()
+            if event.kind == "group" and event.group is not None and self._clock is not None:
+                self._clock.finished(event.group, time.monotonic())
+            self._rows = (event.done, event.total)
+            words = [word for word in (event.group, event.backend, event.text) if word]
+            if words:
+                self._where = spelled("  ".join(words))
+            self._draw()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Off the screen, while a table is printed."""
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+            try:
+                yield
+                sys.stdout.flush()
+            finally:
+                self._said = time.monotonic()
+                if self._progress is not None and not self._over.is_set():
+                    self._progress.start()
+
+    def _tick(self) -> None:
+        # A reader of stdout or stderr who has gone is noticed by the command itself.
+        with suppress(OSError, ValueError):
+            self._speak()
+
+    def _speak(self) -> None:
+        if self._over.wait(self._patience_s):
+            return
+        with self._lock:
+            if self._console is None:
+                self._line()
+            elif not self._over.is_set():
+                self._show()
+        while not self._over.wait(TICK_S):
+            with self._lock:
+                if self._console is not None:
+                    self._draw()
+                elif time.monotonic() - self._said >= QUIET_S:
+                    self._line()
+
+    def _line(self) -> None:
+        if not self._over.is_set():
+            self._said = time.monotonic()
+            self._output.note(f"{self._title}: {self._count()}, {_words(self._said - self._begun)}"
+                              f"{self._left()}; {self._where}")
 
     def _show(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
-        with self._lock:
-            if self._over:
-                return
-            # What matters least stands last: a narrow terminal cuts it short.
-            whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-            self._progress = Progress(
-                BarColumn(bar_width=16), MofNCompleteColumn(table_column=whole),
-                TimeElapsedColumn(table_column=whole.copy()),
-                TextColumn("{task.fields[where]}", markup=False, table_column=rest),
-                console=self._console, transient=True, expand=True)
-            self._task = self._progress.add_task("", total=None, where="")
-            self._update()
-            self._progress.start()
+        # What matters least stands last: a narrow terminal cuts it short.
+        whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        self._progress = Progress(
+            BarColumn(bar_width=12), TextColumn("{task.fields[count]}", table_column=whole),
+            TimeElapsedColumn(table_column=whole.copy()), TextColumn("{task.fields[left]}", table_column=whole.copy()),
+            TextColumn("{task.fields[where]}", markup=False, table_column=rest),
+            console=self._console, transient=True, expand=True)
+        self._task = self._progress.add_task("", total=None, where="", count="", left="")
+        self._draw()
+        self._progress.start()
 
-    def _update(self) -> None:
-        event = self._latest
-        if event is not None and self._progress is not None and self._task is not None:
-            where = spelled("  ".join(word for word in (event.group, event.backend, event.text) if word))
-            self._progress.update(self._task, completed=event.done, total=event.total, where=where)
+    def _draw(self) -> None:
+        if self._progress is not None and self._task is not None:
+            done, total = (self._clock.done, self._clock.groups) if self._clock else self._rows
+            self._progress.update(self._task, completed=done, total=total or None, where=self._where,
+                                  count=self._count(), left=self._left().removeprefix(", "))
+
+    def _count(self) -> str:
+        if self._clock is not None:
+            return f"{self._clock.done}/{self._clock.groups} groups"
+        return "{}/{}".format(*self._rows) if self._rows[1] else "0 done"
+
+    def _left(self) -> str:
+        return f", about {_words(self._clock.left_s(time.monotonic()))} left" if self._clock else ""
+
+
+def _words(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+

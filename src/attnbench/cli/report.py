@@ -21,15 +21,15 @@ def add_arguments(parser: Parser) -> None:
     from attnbench.report.plots import add_plot_arguments
 
     parser.add_argument("runs", nargs="+", metavar="RUN...", help=(
-        "run files, or ids of runs in --out or in the history; several stand in one page, their charts and rows "
-        "joined"))
+        "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, their "
+        "charts and rows joined"))
     group = parser.add_argument_group("output")
     group.add_argument("--html", metavar="PATH", help=(
         "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
         "where no other output is asked for)"))
     add_plot_arguments(group)
     group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench report 1a2b3c4d", "attnbench report results/sweep.json --html sweep.html --plots plots",
+    parser.example("attnbench report latest", "attnbench report results/sweep.json --html sweep.html --plots plots",
                    "attnbench report before.json after.json --html both.html")
 
 

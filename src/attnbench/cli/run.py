@@ -25,6 +25,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)
+    flags.add_view(parser)
     parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
                    "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
                    "attnbench run quick --backends ./mine.py --json -",
@@ -33,8 +34,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, show, keep; 1 if an output was wrong, 3 if nothing passed."""
-    from attnbench.report.table import render_run
+    from attnbench.report.table import Tables
 
+    view = flags.view_of(args, "attnbench run")
     suite = DEFAULT if args.suite is None else args.suite
-    done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite), render_run)
+    done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite),
+                            lambda console: Tables(console, view))
     return done if isinstance(done, int) else verdict(done)

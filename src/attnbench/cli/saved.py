@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,12 +11,17 @@ from attnbench.record import Run
 from attnbench.store.files import is_file
 from attnbench.text import RUN_ID
 
+NAMED = {"latest": 1, "previous": 2}
+"""Words for runs of a folder, by how many from the end they are."""
+RUN_FILE = re.compile(r"\d{8}T\d{6}Z-.*\.json")
+"""What `runfile.default_path` calls a file: when it was begun comes first."""
+
 
 def find_run(text: str, folder: str, who: str) -> Path:
     """Find a run file.
 
     Args:
-        text: a path, or the id of a run in `folder`.
+        text: a path, the id of a run in `folder`, latest or previous.
         folder: where run files are kept.
         who: for the message.
 
@@ -37,7 +43,7 @@ def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tu
     """Read a run: its file, or where that is gone what the history has of it.
 
     Args:
-        text: a path, or the id of a run in `folder` or in the history.
+        text: a path, the id of a run in `folder` or in the history, latest or previous.
         folder: where run files are kept.
         who: for the message.
         statistics: as for `runfile.read`.
@@ -64,11 +70,36 @@ def _file(text: str, folder: str, who: str) -> Path | None:
     path = Path(text)
     if is_file(path):
         return path
+    if text in NAMED:
+        return _named(text, folder, who)
     found = _files(folder, f"*-{text}.json") if RUN_ID.fullmatch(text) else []
     if len(found) > 1:
         wrong = f"is the id of {len(found)} files in {folder}"
         raise UsageError(refusal(who, "RUN", text, wrong, "one of " + ", ".join(file.name for file in found)))
     return found[0] if found else None
+
+
+def _named(text: str, folder: str, who: str) -> Path:
+    """The run file that was begun last, or the one before it.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    found = [path for path in _files(folder, "*.json") if RUN_FILE.fullmatch(path.name)]
+    found.sort(key=_begun)
+    if len(found) < NAMED[text]:
+        has = f"{folder} has {len(found) or 'no'} run{'s' * (len(found) != 1)}"
+        raise UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", has))
+    return found[-NAMED[text]]
+
+
+def _begun(path: Path) -> tuple[str, int]:
+    """When a run was begun; of two in one second the file written later counts as later."""
+    try:
+        written = path.stat().st_mtime_ns
+    except OSError:
+        written = 0
+    return path.name.split("-", 1)[0], written
 
 
 def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:

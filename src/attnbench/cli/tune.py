@@ -247,7 +247,7 @@ class _Request:
         found: dict[str, Kept] = {}
         losses: list[NothingToRun] = []
         self.fresh: set[str] = set()
-        with Bar(output) as bar, Execution(self.plan, files=self.files) as execution:
+        with Bar(output, WHO) as bar, Execution(self.plan, files=self.files) as execution:
             for case_id in self.cases:
                 def tell(news: Progress, case_id: str = case_id) -> None:
                     bar.event(Event("word", news.word, f"{case_id}  {news.step}", None, news.done, news.total))

@@ -38,6 +38,10 @@ class Line:
     "of a run with replicates: whose figures `record` combines"
 
 
+Reason = tuple[str, Status, str]
+"""A backend, how it ended and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A backend without a time, and why."""
@@ -46,6 +50,11 @@ class Lost:
     status: Status
     reason: str
     where: str = ""
+
+    @property
+    def reason_of(self) -> Reason:
+        """What one and the same loss in several cases has in common."""
+        return (self.backend, self.status, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

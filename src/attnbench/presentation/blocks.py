@@ -10,19 +10,17 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, Lost, Page, backend_name, said
+from attnbench.presentation.block import Block, Column, Lost, Page, Reason, backend_name
+from attnbench.presentation.columns import View, baselines, columns_for, line_of
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.details import details
 from attnbench.presentation.reading import read_sweep, read_table
 from attnbench.presentation.remarks import remarks
-from attnbench.record import Record, Run, Status, Time
+from attnbench.record import Record, Run, Status
 from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
-FASTEST = "*"
 MOST_BLOCKS = 40
 "More tables than that are not read: their lines go into one."
-GAPS_WORTH_SAYING = 0.02
-"Share of the span with no kernel running, above which the busy time is shown."
 
 
 def arrange(run: Run, most_blocks: int = MOST_BLOCKS) -> Page:
@@ -35,27 +33,38 @@ def arrange(run: Run, most_blocks: int = MOST_BLOCKS) -> Page:
 
 def blocks(run: Run) -> list[Block]:
     """One block for each case and way of measuring, in the order of the run."""
-    everywhere = {(item.backend, item.status, item.reason) for item in lost_everywhere(run)}
-    replicated, found = is_replicated(run), []
-    for records in _groups(run):
-        lost = [item for item in lost_of(records, say_where=False)
-                if (item.backend, item.status, item.reason) not in everywhere]  # fmt: skip
-        title, timed = records[0].case_id, [item for item in records if item.time]
-        tables = _tables(run, records, replicated)
-        tables += details(run, title, combine(timed) if replicated else timed)
-        if lost and not tables:
-            tables = [Block(title, None)]
-        if lost:
-            tables[-1] = dataclasses.replace(tables[-1], lost=lost)
-        found += tables
-    return found
+    everywhere = {item.reason_of for item in lost_everywhere(run)}
+    return [block for records in by_case(run.records).values() for block in case_blocks(run, records, everywhere)]
+
+
+def case_blocks(
+    run: Run, records: Sequence[Record], said: Collection[Reason] = (), view: View | None = None
+) -> list[Block]:
+    """The blocks of one case: one for each way of measuring.
+
+    Args:
+        run: whose settings and environments hold.
+        records: all of the case, those of all its replicates together.
+        said: losses that a reader knows already.
+        view: columns and order; None is the usual one.
+    """
+    replicated = is_replicated(run)
+    lost = [item for item in lost_of(records, say_where=False) if item.reason_of not in said]
+    title, timed = records[0].case_id, [item for item in records if item.time]
+    tables = _tables(run, records, replicated, view)
+    tables += details(run, title, combine(timed) if replicated else timed)
+    if lost and not tables:
+        tables = [Block(title, None)]
+    if lost:
+        tables[-1] = dataclasses.replace(tables[-1], lost=lost)
+    return tables
 
 
 def sweep(run: Run) -> list[Block]:
     """One block for each way of measuring, with a line for each case and backend: for many cases."""
     by_conditions: dict[tuple[str | None, ...], list[Block]] = {}
     replicated = is_replicated(run)
-    for records in _groups(run):
+    for records in by_case(run.records).values():
         for table in _tables(run, records, replicated):
             assert table.conditions is not None  # a table has lines, lines have conditions
             by_conditions.setdefault(table.conditions.key, []).append(table)
@@ -68,38 +77,45 @@ def lost_everywhere(run: Run) -> list[Lost]:
     return [item for item in lost_of(run.records) if len(cases) > 1 and item.where == f"all {len(cases)} cases"]
 
 
-def _groups(run: Run) -> list[list[Record]]:
+def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Records by case, those of all its replicates together."""
-    groups: dict[str, list[Record]] = {}
-    for record in run.records:
-        groups.setdefault(case_of(record), []).append(record)
-    return list(groups.values())
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(case_of(record), []).append(record)
+    return found
 
 
-def _tables(run: Run, records: Sequence[Record], replicated: bool) -> list[Block]:
+def complete_cases(run: Run) -> list[list[Record]]:
+    """Records of each case of which nothing of the plan is missing, in the order of the run."""
+    have = {(record.group, record.backend) for record in run.records}
+    waiting = {group.case_id for group in run.plan if any((group.group, name) not in have for name in group.backends)}
+    return [records for records in by_case(run.records).values() if records[0].case_id not in waiting]
+
+
+def _tables(run: Run, records: Sequence[Record], replicated: bool, view: View | None = None) -> list[Block]:
     """The timed records of a case, a table for each way of measuring."""
     timed: dict[tuple[str | None, ...], list[Record]] = {}
     for record in records:
         if record.time is not None:
             timed.setdefault(conditions_of(run, [record]).key, []).append(record)
     count = len({record.replicate for record in records}) if replicated else 0
-    return [_block(run, parts, count) for parts in timed.values()]
+    return [_block(run, parts, count, view or View()) for parts in timed.values()]
 
 
-def _block(run: Run, records: Sequence[Record], count: int) -> Block:
+def _block(run: Run, records: Sequence[Record], count: int, view: View) -> Block:
     """The table of some records of one case, which `count` processes measured; 0 where none was to be replicated."""
     behind: dict[str, Processes] = {}
     rows = list(records)
     if count:
         behind = {name: Processes(members, count) for name, members in by_backend(records).items()}
         rows = combine(records)
-    rows.sort(key=_median)  # stable: equals keep the order of the run
+    quickest = sorted(rows, key=_median)  # stable: equals keep the order of the run
     unit, bases = figures.unit_for(_known_medians(rows)), baselines(rows)
-    lines = [line_of(record, unit, bases, fastest=record is rows[0] and len(rows) > 1,
-                   processes=behind.get(record.backend)) for record in rows]  # fmt: skip
+    lines = [line_of(record, unit, bases, fastest=record is quickest[0] and len(rows) > 1,
+                     processes=behind.get(record.backend)) for record in view.sorted(rows)]  # fmt: skip
     notes = remarks(run, sorted(records, key=_median), replicated=count > 0)
-    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines), lines, notes=notes,
-                 reading=read_table(run, rows))
+    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines, view), lines, notes=notes,
+                 reading=read_table(run, quickest))
 
 
 def _merged(run: Run, parts: Sequence[Block]) -> Block:
@@ -109,13 +125,13 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     unit = figures.unit_for(_known_medians(records))
     bases = baselines(records)
     order = list(dict.fromkeys(record.backend for record in run.records))
-    shared = _shared_words(records)
+    shared = shared_words(records)
     lines = []
     for part in parts:
         # The plan's order in every case: a sweep is read downwards, one backend at a time.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
             drawn = line_of(line.record, unit, bases, line.fastest, line.processes)
-            cells = {"case": _without(part.title, shared), **drawn.cells}
+            cells = {"case": without_words(part.title, shared), **drawn.cells}
             lines.append(dataclasses.replace(drawn, cells=cells))
     case = Column("case", "case", 0, number=False)
     conditions = conditions_of(run, measured)
@@ -125,109 +141,15 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
                  reading=read_sweep(run, records))
 
 
-def _shared_words(records: Sequence[Record]) -> list[str]:
-    """Parts of the case names that all have, in order: they are said once, above."""
+def shared_words(records: Sequence[Record]) -> list[str]:
+    """Parts of the case names that all have, in order: they are said once, above; none of a single case."""
     names = list(dict.fromkeys(record.case_id for record in records))
     return [word for word in names[0].split("-") if len(names) > 1 and all(word in name.split("-") for name in names)]
 
 
-def _without(title: str, words: Collection[str]) -> str:
+def without_words(title: str, words: Collection[str]) -> str:
+    """A case's name without some of its parts; whole where nothing would be left."""
     return "-".join(word for word in title.split("-") if word not in words) or title
-
-
-def columns_for(unit: figures.Unit, lines: Sequence[Line]) -> list[Column]:
-    """The columns of which at least one line has something to say."""
-    bases = baselines(line.record for line in lines)
-    against = f"vs {bases.pop()}" if len(bases) == 1 else "speed-up"
-    columns = [
-        Column("backend", "backend", 0, number=False),
-        Column("median", f"median {unit.name}", 0),
-        Column("margin", "95 %", 1),
-        Column("spread", "spread", 1),
-        Column("speedup", against, 1),
-        Column("speedup_margin", "95 %", 3),
-        Column("verdict", "", 3, number=False),
-        Column("processes", "processes", 4),
-        Column("tflops", "TFLOP/s", 2),
-        Column("peak", "% peak", 6),
-        Column("gbps", "GB/s", 8),
-        Column("memory", "MiB", 5),
-        Column("error", "max error", 9),
-        Column("budget", "% budget", 7),
-        Column("samples", "samples", 10),
-        Column("busy", f"busy {unit.name}", 5),
-        Column("host", "host µs", 11),
-        Column("first", "1st call ms", 12),
-        Column("setup", "set-up ms", 13),
-    ]
-    return said(columns, lines)
-
-
-def line_of(
-    record: Record, unit: figures.Unit, bases: Collection[str], fastest: bool, processes: Processes | None = None
-) -> Line:
-    """The texts of one timed record's row.
-
-    Args:
-        record: with a time.
-        unit: of all times of the table.
-        bases: backends that the table's speed-ups refer to.
-        fastest: whether its median is the lowest of its case.
-        processes: with replicates, whose figures `record` combines.
-    """
-    time, rate, memory = record.time, record.rate, record.memory
-    assert time is not None  # only timed records come here
-    median = _in(unit, time.median_ms)
-    half, spread = _in(unit, figures.time_half(time)), _in(unit, processes.spread_ms if processes else None)
-    doubt = half if spread is None else spread
-    relative = doubt / median if median and doubt is not None else None
-    tflops = rate.tflops if rate else None
-    cells = {
-        "backend": backend_name(record) + (f" {FASTEST}" if fastest else ""),
-        "median": figures.measured(median, doubt),
-        "margin": figures.margin(median, half),
-        "spread": figures.spread(median, spread),
-        "processes": str(processes or ""),
-        "tflops": figures.measured(tflops, tflops * relative if tflops and relative is not None else None),
-        "peak": figures.plain(rate.percent_of_peak if rate else None),
-        "gbps": figures.plain(rate.gbps if rate else None),
-        "memory": _fixed(memory.peak_allocated_mb if memory else None, 1),
-        "samples": "" if time.num_samples is None else str(time.num_samples),
-    }
-    cells |= _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record)
-    return Line(record, cells, fastest, processes)
-
-
-def _speedup_cells(record: Record, bases: Collection[str]) -> dict[str, str]:
-    speedup = record.speedup
-    if speedup is None or speedup.baseline == record.backend:
-        return {"verdict": "baseline"} if speedup or record.backend in bases else {}
-    half = figures.speedup_half(speedup)
-    return {
-        "speedup": f"{figures.measured(speedup.ratio, half)}x",
-        "speedup_margin": figures.margin(speedup.ratio, half),
-        "verdict": speedup.verdict,
-    }
-
-
-def _cost_cells(time: Time, unit: figures.Unit) -> dict[str, str]:
-    """Where else time went: gaps between kernels, the host, the first call, the set-up."""
-    busy, median = time.busy_ms, time.median_ms
-    gaps = busy is not None and median is not None and busy < (1 - GAPS_WORTH_SAYING) * median
-    return {
-        "busy": figures.plain(busy * unit.per_ms if busy is not None and gaps else None, figures.STEADY_DIGITS),
-        "host": figures.plain(None if time.host_ms is None else 1e3 * time.host_ms),
-        "first": figures.plain(time.first_call_ms),
-        "setup": figures.plain(time.setup_ms),
-    }
-
-
-def _error_cells(record: Record) -> dict[str, str]:
-    known = [(error.max_abs, error.budget) for error in record.errors.values() if error.max_abs is not None]
-    if not known:
-        return {}
-    largest, budget = max(known, key=lambda pair: pair[0] / pair[1] if pair[1] else float(pair[0] > 0))
-    return {"error": f"{largest:.1e}", "budget": f"{100 * largest / budget:.0f}" if budget else ""}
 
 
 def lost_of(records: Iterable[Record], say_where: bool = True) -> list[Lost]:
@@ -259,22 +181,9 @@ def _where(lost: Sequence[Record], processes: Mapping[str, Collection[int]], say
         yield f"{len(lost)} of {places} processes"
 
 
-def baselines(records: Iterable[Record]) -> set[str]:
-    """Backends that speed-ups of these records refer to."""
-    return {record.speedup.baseline for record in records if record.speedup}
-
-
 def _median(record: Record) -> float:
     return record.time.median_ms if record.time and record.time.median_ms is not None else float("inf")
 
 
 def _known_medians(records: Iterable[Record]) -> list[float]:
     return [record.time.median_ms for record in records if record.time and record.time.median_ms is not None]
-
-
-def _in(unit: figures.Unit, time_ms: float | None) -> float | None:
-    return None if time_ms is None else time_ms * unit.per_ms
-
-
-def _fixed(value: float | None, decimals: int) -> str:
-    return "" if value is None else f"{value:.{decimals}f}"

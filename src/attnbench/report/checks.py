@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.presentation.block import backend_name
-from attnbench.presentation.blocks import lost_of
+from attnbench.presentation.blocks import by_case, complete_cases, lost_of
+from attnbench.presentation.matrix import summary
 from attnbench.record import Error, Record, Run, Status
+from attnbench.report.matrix import print_summary
 from attnbench.report.page import Paper, decimal_aligned
 
 if TYPE_CHECKING:
@@ -20,22 +23,46 @@ ROOMY = 100
 
 
 def render_check(run: Run, console: Console) -> None:
-    """Print a table a case: each backend's outputs and gradients with their errors and budgets."""
-    paper = Paper(console)
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in run.records:
-        groups.setdefault((record.group, record.replicate), []).append(record)
-    for index, records in enumerate(groups.values()):
-        if index:
-            paper.gap()
-        _case(records, paper)
-    statuses = [record.status for record in run.records]
-    counts = [f"{statuses.count(status)} {status.value}" for status in Status if status in statuses]
-    paper.gap()
-    paper.line(", ".join(counts) or "nothing was checked", "bold")
+    """Print all of a check: a table a case with each backend's errors and budgets, then the matrix and the counts."""
+    Checks(console).end(run)
 
 
-def _case(records: list[Record], paper: Paper) -> None:
+class Checks:
+    """Prints a check while it grows, as `report.table.Tables` prints times."""
+
+    def __init__(self, console: Console) -> None:
+        self.paper = Paper(console)
+        self._groups: set[str] = set()
+
+    def more(self, run: Run) -> None:
+        """Print the cases that are complete and were not printed."""
+        self._print(complete_cases(run))
+
+    def end(self, run: Run) -> None:
+        """Print the cases that were not printed, complete or not; then what they come to."""
+        self._print(list(by_case(run.records).values()))
+        if len({record.case_id for record in run.records}) > 1:
+            self.paper.gap()
+            print_summary(summary(run), self.paper)
+        statuses = [record.status for record in run.records]
+        counts = [f"{statuses.count(status)} {status.value}" for status in Status if status in statuses]
+        self.paper.gap()
+        self.paper.line(", ".join(counts) or "nothing was checked", "bold")
+
+    def _print(self, cases: Iterable[Sequence[Record]]) -> None:
+        for records in cases:
+            groups: dict[str, list[Record]] = {}
+            for record in records:
+                groups.setdefault(record.group, []).append(record)
+            for group, members in groups.items():
+                if group not in self._groups:
+                    if self._groups:
+                        self.paper.gap()
+                    self._groups.add(group)
+                    _case(members, self.paper)
+
+
+def _case(records: Sequence[Record], paper: Paper) -> None:
     first = records[0]
     paper.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
     rows = [row for record in records for row in error_rows(record)]

@@ -1,15 +1,20 @@
-"""What the terminal shows after a run: a table a case, what was lost, and the notes that are true."""
+"""What the terminal shows of a run: a table a case as each is complete, and at the end the matrix of all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.presentation.block import Block, Column, Line, Lost
-from attnbench.presentation.blocks import arrange
-from attnbench.record import Run
+from attnbench.presentation.block import Block, Column, Line, Reason
+from attnbench.presentation.blocks import MOST_BLOCKS, by_case, case_blocks, complete_cases
+from attnbench.presentation.columns import View
+from attnbench.presentation.matrix import summary
+from attnbench.record import Environment, Record, Run
+from attnbench.report.matrix import print_lost, print_summary
 from attnbench.report.page import Paper, decimal_aligned
 from attnbench.store.environments import machine_words
+from attnbench.store.replicates import case_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,57 +24,117 @@ VERDICTS = {"faster": "green", "slower": "red", "same": "", "unclear": "yellow"}
 GAP = 2
 
 
-def render_run(run: Run, console: Console) -> None:
-    """Print the tables of a run: a block a case, or one table where there are too many cases.
+def render_run(run: Run, console: Console, view: View | None = None) -> None:
+    """Print all of a run: a table a case, then the matrix of cases by backends and who is fastest.
 
     Args:
         run: with its statistics derived (`store.derive`, `store.runfile.read`).
         console: colours and width are its own; piped output carries no codes.
+        view: columns and order of rows; None is the usual one.
     """
-    paper = Paper(console)
-    page = arrange(run)
-    _heading(run, paper)
-    for block in page.blocks:
-        paper.gap()
-        _block(block, paper)
-    if page.lost:
-        paper.gap()
-        _lost(page.lost, paper)
+    Tables(console, view).end(run)
 
 
-def _heading(run: Run, paper: Paper) -> None:
-    for environment in run.environments:
-        paper.line(" · ".join(machine_words(environment)), style="dim")
+class Tables:
+    """Prints a run while it grows: each case when it is complete, at the end what they come to.
+
+    A loss is said the first time it is met, and once more below the matrix with all places it holds for.
+    """
+
+    def __init__(self, console: Console, view: View | None = None) -> None:
+        self.paper, self.view = Paper(console), view or View()
+        self._cases: set[str] = set()
+        self._machines: list[Environment] = []
+        self._said: set[Reason] = set()
+        self._dropped: dict[str, None] = {}
+        "keys of columns that a table had no room for"
+
+    def more(self, run: Run) -> None:
+        """Print the cases that are complete and were not printed."""
+        self._print(run, complete_cases(run))
+
+    def end(self, run: Run) -> None:
+        """Print the cases that were not printed, complete or not, and the summary."""
+        self._print(run, list(by_case(run.records).values()))
+        found = summary(run, self.view)
+        if len(self._cases) > 1 or not run.settings.measure:
+            self.paper.gap()
+            print_summary(found, self.paper, notes=len(self._cases) > MOST_BLOCKS)
+        elif found.sentence:
+            self.paper.item("result", found.sentence, style="bold")
+        if self._dropped:
+            self.paper.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
+                            "shows them", style="dim")  # fmt: skip
+
+    def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
+        for environment in run.environments:
+            if environment not in self._machines:
+                self._machines.append(environment)
+                self.paper.line(" · ".join(machine_words(environment)), style="dim")
+        many = len({group.case_id for group in run.plan} or by_case(run.records)) > MOST_BLOCKS
+        for records in cases:
+            name = case_of(records[0])
+            if name in self._cases:
+                continue
+            self._cases.add(name)
+            found = case_blocks(run, records, self._said, self.view)
+            self._said |= {item.reason_of for block in found for item in block.lost}
+            for block in found:
+                self.paper.gap()
+                # Of very many cases the notes are said once, below the matrix.
+                self._dropped |= _block(replace(block, notes=(), reading=()) if many else block, self.paper)
 
 
-def _block(block: Block, paper: Paper) -> None:
+def _block(block: Block, paper: Paper) -> dict[str, None]:
+    """Print a table with what belongs to it; the keys of the columns that it had no room for."""
+    dropped: dict[str, None] = {}
     words = " · ".join(block.conditions.words()) if block.conditions else ""
     paper.title(block.title, words)
     if block.lines:
-        paper.print(_table(block, paper))
+        tables, dropped = _tables(block, paper)
+        for table in tables:
+            paper.print(table)
     if block.lost:
-        _lost(block.lost, paper)
+        print_lost(block.lost, paper)
     for note in block.notes:
         paper.item("note", note, style="yellow")
     for sentence in block.reading:
         paper.item("reading", sentence, style="cyan")
+    return dropped
 
 
-def _table(block: Block, paper: Paper) -> Table:
+def _tables(block: Block, paper: Paper) -> tuple[list[Table], dict[str, None]]:
+    """The table in as many parts as it takes, and the keys of columns that had no room."""
     texts = {column.key: [*map(paper.words, _texts(column, block.lines))] for column in block.columns}
-    columns = fitting(block.columns, texts, paper.width)
-    table = paper.table()
-    for column in columns:
-        table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
-    previous = None
-    for index, line in enumerate(block.lines):
-        cells = [paper.text(texts[column.key][index], _style(column, line)) for column in columns]
-        if columns[0].key == "case":
-            # A case is named once, above its own lines.
-            cells[0] = paper.text("" if line.cells["case"] == previous else line.cells["case"], "bold")
-            previous = line.cells["case"]
-        table.add_row(*cells)
-    return table
+    if any(column.rank for column in block.columns):
+        parts = [fitting(block.columns, texts, paper.width)]
+    else:  # all of them were asked for
+        parts = beside_each_other(block.columns, texts, paper.width)
+    tables = []
+    for columns in parts:
+        table = paper.table()
+        for column in columns:
+            table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
+        for index, line in enumerate(block.lines):
+            table.add_row(*(paper.text(texts[column.key][index], _style(column, line)) for column in columns))
+        tables.append(table)
+    shown = {column.key for columns in parts for column in columns}
+    left_out = (column for column in block.columns if column.key not in shown and column.title not in ("", "95 %"))
+    return tables, dict.fromkeys(column.key for column in left_out)
+
+
+def beside_each_other(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[list[Column]]:
+    """All columns in parts that the page has room for, each with the first column in front."""
+    first, *rest = columns
+    parts, used = [[first]], 0
+    for column in rest:
+        wide = [max(map(len, [one.title, *texts[one.key]])) + GAP for one in (first, column)]
+        if len(parts[-1]) > 1 and used + wide[1] - GAP > width:
+            parts.append([first])
+        used = wide[0] if len(parts[-1]) == 1 else used
+        parts[-1].append(column)
+        used += wide[1]
+    return parts
 
 
 def _texts(column: Column, lines: Sequence[Line]) -> list[str]:
@@ -95,8 +160,3 @@ def _style(column: Column, line: Line) -> str:
     if column.key in ("margin", "spread", "speedup_margin", "processes", "samples", "error", "budget"):
         return "dim"
     return "bold" if line.fastest and column.key in ("backend", "median") else ""
-
-
-def _lost(lost: Iterable[Lost], paper: Paper) -> None:
-    paper.losses((item.status.value, item.backend, f"{item.reason} ({item.where})" if item.where else item.reason)
-                 for item in lost)  # fmt: skip

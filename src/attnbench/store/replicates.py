@@ -74,24 +74,44 @@ def tie(records: Sequence[Record]) -> Tie | None:
 
     None for a clear winner or nobody to compare.
     """
-    from attnbench.stats.ratio import paired_ratio
-    from attnbench.stats.replicates import combine_replicates
-
-    tick = max((record.time.tick_ms or 0.0 for record in records if record.time), default=0.0)
-    rounds = {name: {record.replicate: found for record in members if record.time and (found := by_round(record.time))}
-              for name, members in by_backend(records).items()}
+    rounds = {name: _by_process(members) for name, members in by_backend(records).items()}
     medians = {name: statistics.median(statistics.median(times.values()) for times in found.values())
                for name, found in rounds.items() if found}
     if not medians:
         return None
     fastest, *others = sorted(medians, key=lambda name: medians[name])
-    tied = []
-    for name in others:
-        pairs = [(times, rounds[fastest].get(process, {})) for process, times in rounds[name].items()]
-        ratios = [paired_ratio(other, own, tick=tick) for other, own in pairs if other.keys() & own.keys()]
-        if not ratios or combine_replicates(ratios).verdict != "faster":
-            tied.append(name)
-    return (fastest, tuple(tied)) if tied else None
+    verdicts = verdicts_of_fastest(records, fastest, replicated=True)
+    tied = tuple(name for name in others if verdicts.get(name) != "faster")
+    return (fastest, tied) if tied else None
+
+
+def verdicts_of_fastest(records: Sequence[Record], fastest: str, *, replicated: bool) -> dict[str, str]:
+    """Whether a backend is faster than each other one of its case: faster, same, unclear or slower.
+
+    Args:
+        records: of one case under the same conditions, of all its processes.
+        fastest: the backend.
+        replicated: processes are compared, not the samples of one.
+
+    Returns:
+        By the other backend; one that shares no round with it is not there.
+    """
+    from attnbench.stats.ratio import paired_ratio
+    from attnbench.stats.replicates import combine_replicates
+
+    tick = max((record.time.tick_ms or 0.0 for record in records if record.time), default=0.0)
+    rounds = {name: _by_process(members) for name, members in by_backend(records).items()}
+    own, found = rounds.pop(fastest, {}), {}
+    for name, others in rounds.items():
+        pairs = [(times, own.get(process, {})) for process, times in others.items()]
+        ratios = [paired_ratio(other, times, tick=tick) for other, times in pairs if other.keys() & times.keys()]
+        if ratios:
+            found[name] = str(combine_replicates(ratios).verdict if replicated else ratios[0].verdict)
+    return found
+
+
+def _by_process(members: Iterable[Record]) -> dict[int, dict[int, float]]:
+    return {record.replicate: found for record in members if record.time and (found := by_round(record.time))}
 
 
 def _combined(members: Sequence[Record], there: Mapping[tuple[str, int], Record]) -> Record:

@@ -1,45 +1,74 @@
-"""How long a plan will take, said as a range and from what.
+"""How long a plan will take on this machine, group by group.
 
-Only the limits of the plan are known before it runs (`max_seconds`, counts, exact work); how fast a
-backend is, is what the run is to find out.  So the estimate is two numbers, and the constants below
-are deliberately wide.
+What a plan fixes is known (counts, limits, exact work); how fast a CPU is at the moment is tried out by a few
+small products.  The shares below are what committed runs spent, see the comments; how fast a backend is stays
+a guess, and how noisy a CPU is follows from its load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
-from attnbench.record import PlannedGroup, Run
+from attnbench.machine.fingerprint import usable_cores
+from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.user_backends import known_backends
 from attnbench.workloads.base import load_workload
 
-WORKER_S = (2.0, 12.0)
+WORKER_S = {"cpu": 2.5, "cuda": 8.0}
 """Starting a worker: importing torch, opening the device."""
-OPEN_S = (0.05, 1.0)
-"""Opening a backend and checking its first output."""
-COMPILE_S = (2.0, 40.0)
-"""The first call of a backend that compiles."""
-SAMPLING_SHARE = 0.1
-"""Of `max_seconds`, what an easy group needs until its interval is narrow enough."""
-FLOPS_PER_S = {"cpu": (2e10, 1e12), "cuda": (1e13, 8e14)}
-"""Slowest and fastest plausible attention."""
-ORACLE_FLOPS_PER_S = {"cpu": 1e10, "cuda": 1e13}
+COMPILE_S = {"cpu": 10.0, "cuda": 4.0}
+"""The first call of a backend that compiles; later shapes take `AGAIN` of it."""
+AGAIN = 0.1
+OPEN_S = {"cpu": 0.05, "cuda": 0.1}
+"""Opening a backend and comparing its outputs, beside the calls themselves."""
+CALL_S = {"cpu": 1e-4, "cuda": 2e-5}
+"""The least that a call takes."""
+CUDA_FLOPS_PER_S = 2e14
+SHARE = {False: 0.5, True: 0.12}
+"""Of the machine's products that a fused kernel reaches, and plain PyTorch."""
+PLAIN = ("eager", "sdpa-math", "hstu-eager", "hstu-bsa-eager")
+ORACLE_CALLS = 20
+"""Fused kernels' worth of the oracle: double precision, plain, for two sets of data."""
+CHECK_CALLS = 8
+"""Calls of each backend for its checks and its memory."""
+INSPECTION_CALLS = 6
+"""Calls of each backend in an inspection, of which there is one a second and one at least."""
+WARMUP_S = 0.1
+FEWEST_ROUNDS, EASY_ROUNDS = 10, 400
+"""Rounds until the stopping rule may look, and until the interval of a quiet group is narrow enough."""
+GPU_SAMPLING = 0.5
+"""Of `max_seconds`, what a group on a GPU takes: half of those in benchmarks/results stop before."""
+BUSY = 0.3
+"""Load of a core above which a CPU is too noisy to know a time before `max_seconds`."""
+TRIAL, TRIALS = 384, 12
+"""Rows of the matrices multiplied to see how fast the CPU is, and how often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Seconds a run is likely to take."""
 
-    low_s: float
-    high_s: float
+    groups: Mapping[str, float]
+    "seconds of each group that is left"
+    start_s: float
+    "starting workers"
     basis: str
-    "what the range stands on"
+    "what it stands on"
+
+    @property
+    def seconds(self) -> float:
+        """Of all that is left."""
+        return self.start_s + sum(self.groups.values())
 
     def __str__(self) -> str:
-        return f"{_words(self.low_s)} to {_words(self.high_s)}: {self.basis}"
+        return f"about {_words(self.seconds)}: {self.basis}"
 
 
 def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
@@ -53,29 +82,67 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
     backends = known_backends(files)
     done = {(record.group, record.backend) for record in run.records}
     left = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
-    workers = len({group.replicate for group in left})
-    low, high = WORKER_S[0] * workers, WORKER_S[1] * workers
+    groups: dict[str, float] = {}
+    replicate, compiled = -1, set[str]()
     for group in left:
+        if group.replicate != replicate:  # each is of a fresh process
+            replicate, compiled = group.replicate, set()
         runnable = [backends[name] for name in (parse_selector(one)[0] for one in group.backends)
                     if name in backends and kind in backends[name].devices]
-        least, most = _group(run, group, runnable, kind)
-        low, high = low + least, high + most
-    return Estimate(low, high, _basis(run))
+        groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
+        compiled |= {backend.name for backend in runnable}
+    workers = len({group.replicate for group in left})
+    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run))
 
 
-def _group(run: Run, group: PlannedGroup, runnable: Sequence[Backend], kind: str) -> tuple[float, float]:
-    settings, workload = run.settings, load_workload(group.workload)
-    flops = workload.work(workload.case(group.case)).flops
-    slow, fast = FLOPS_PER_S[kind]
-    compiling = sum(backend.compiles for backend in runnable)
-    low = OPEN_S[0] * len(runnable) + COMPILE_S[0] * compiling
-    high = OPEN_S[1] * len(runnable) + COMPILE_S[1] * compiling + flops / ORACLE_FLOPS_PER_S[kind]
-    if not settings.measure:
-        return low, high
+def _group(
+    settings: Settings, group: PlannedGroup, runnable: Sequence[Backend], kind: str, compiled: set[str]
+) -> float:
+    """Seconds of a group; who is in `compiled` was called by this process before."""
+    workload = load_workload(group.workload)
+    slowed = _slowed(kind)
+    fused_s = slowed * workload.work(workload.case(group.case)).flops / (SHARE[False] * _flops_per_s(kind))
+    calls = [slowed * CALL_S[kind] + fused_s * SHARE[False] / SHARE[backend.name in PLAIN] for backend in runnable]
+    compiling = sum(slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0)
+                    for backend in runnable if backend.compiles)
+    round_s = sum(calls)
+    seconds = compiling + slowed * OPEN_S[kind] * len(runnable) + ORACLE_CALLS * fused_s + CHECK_CALLS * round_s
+    if not settings.measure or not runnable:
+        return seconds
+    sampling = _sampling(settings, round_s, kind)
+    return seconds + sampling + INSPECTION_CALLS * round_s * max(1.0, sampling)
+
+
+def _sampling(settings: Settings, round_s: float, kind: str) -> float:
     if settings.iterations is not None:
-        calls = (settings.iterations + (settings.warmup or 0)) * len(runnable)
-        return low + calls * flops / fast, high + calls * flops / slow
-    return low + SAMPLING_SHARE * settings.max_seconds, high + settings.max_seconds
+        return (settings.iterations + (settings.warmup or 0)) * round_s
+    least = FEWEST_ROUNDS * round_s
+    if kind == "cuda":
+        return WARMUP_S + max(least, GPU_SAMPLING * settings.max_seconds)
+    noisy = os.getloadavg()[0] > BUSY * (usable_cores() or 1)  # its times vary too much to stop early
+    easy = settings.max_seconds if noisy else EASY_ROUNDS * round_s
+    return WARMUP_S + max(least, min(settings.max_seconds, easy))
+
+
+def _slowed(kind: str) -> float:
+    """How many times longer work takes because others use the cores too."""
+    return max(1.0, os.getloadavg()[0] / (usable_cores() or 1)) if kind == "cpu" else 1.0
+
+
+@cache
+def _flops_per_s(kind: str) -> float:
+    """What the device reaches in a plain product while nobody else is on it: the quickest of a few on a CPU."""
+    if kind != "cpu":
+        return CUDA_FLOPS_PER_S
+    import numpy
+
+    matrix: Any = numpy.ones((TRIAL, TRIAL), numpy.float32)
+    times = []
+    for _ in range(TRIALS):
+        started = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - started)
+    return 2.0 * TRIAL**3 / max(min(times), 1e-9)
 
 
 def _basis(run: Run) -> str:

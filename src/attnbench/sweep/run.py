@@ -41,6 +41,8 @@ class Event:
     sampling_s: float = 0.0
     "wall time spent taking samples, so far"
     record: Record | None = None
+    run: Run | None = None
+    "of start, group and done: the run with all its records so far"
 
 
 OnEvent = Callable[[Event], None]
@@ -246,4 +248,5 @@ class Execution(AbstractContextManager["Execution"]):
         if record is not None:
             self.known.add(record.backend)
         self.on_event(Event(kind, text, group.group if group else None, backend or (record and record.backend) or None,
-                            len(self.run.records) + len(self.known), self.total, self.sampling_s, record))
+                            len(self.run.records) + len(self.known), self.total, self.sampling_s, record,
+                            self.run if kind in ("start", "group", "done") else None))

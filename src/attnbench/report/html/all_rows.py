@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Line, backend_name
-from attnbench.presentation.blocks import baselines, columns_for, line_of
+from attnbench.presentation.columns import baselines, columns_for, line_of
 from attnbench.record import Record, Status
 from attnbench.report.html.content import Section, aligned
 from attnbench.store.replicates import case_of

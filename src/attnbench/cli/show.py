@@ -1,0 +1,38 @@
+"""`attnbench show`: the tables of a run that was measured before."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli import flags
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.cli.saved import read_run
+
+WHO = "attnbench show"
+LATEST = "latest"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", nargs="?", default=LATEST, metavar="RUN", help=(
+        "a run file, the id of one in --out or in the history, latest or previous (default: latest)"))
+    flags.add_view(parser, layout=False)
+    parser.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    parser.example("attnbench show", "attnbench show previous --columns median,speedup,tflops",
+                   "attnbench show 1a2b3c4d --columns all --sort memory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the run printed when it was measured."""
+    from attnbench.report.checks import render_check
+    from attnbench.report.table import render_run
+
+    view = flags.view_of(args, WHO)
+    found = read_run(args.source, args.out, WHO)[1]
+    console = Output().console()
+    if found.settings.measure:
+        render_run(found, console, view)
+    else:
+        render_check(found, console)
+    return 0

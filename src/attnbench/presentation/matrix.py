@@ -1,0 +1,265 @@
+"""The end of every run: cases by backends, who is fastest where, why a place is empty, and one sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attnbench.presentation import figures
+from attnbench.presentation.block import Lost, backend_name
+from attnbench.presentation.blocks import by_case, lost_of, shared_words, sweep, without_words
+from attnbench.presentation.columns import VALUES, View
+from attnbench.presentation.conditions import Conditions
+from attnbench.record import Record, Run, Status
+from attnbench.store.replicates import by_backend, case_of, is_replicated, verdicts_of_fastest
+
+BEST, SAME, UNCLEAR = "*", "=", "?"
+MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
+RIGHT = "ok"
+"What a place of a check says where every output was right."
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place of the matrix."""
+
+    text: str = ""
+    mark: str = ""
+    "one of `MARKS`, or nothing"
+    value: float | None = None
+    "the number behind the text, in the matrix's unit; None where there is none"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case."""
+
+    name: str
+    case_id: str
+    cells: Mapping[str, Cell]
+    "by backend; one that is not there was not asked for, or not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Cases by backends, of what was measured under the same conditions."""
+
+    title: str
+    "what the numbers are, with unit, and what all cases share"
+    conditions: Conditions | None
+    backends: Sequence[str]
+    rows: Sequence[Row]
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """The marks that some place has, and what they mean."""
+        used = {cell.mark for row in self.rows for cell in row.cells.values()}
+        return {mark: words for mark, words in MARKS.items() if mark in used}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run ends with."""
+
+    matrices: Sequence[Matrix]
+    lost: Sequence[Lost] = ()
+    "why places are empty"
+    sentence: str = ""
+    "who is fastest; empty where nothing was compared"
+    notes: Sequence[str] = field(default=())
+    reading: Sequence[str] = field(default=())
+
+
+def summary(run: Run, view: View | None = None) -> Summary:
+    """The matrix of each way of measuring, the reasons for gaps and the sentence.
+
+    Args:
+        run: with its statistics derived.
+        view: the number that the matrices show; None is the median.
+    """
+    if not run.settings.measure:
+        return Summary([_checks(run)] if run.records else [], lost_of(run.records))
+    metric = (view or View()).metric
+    standings = list(_standings(run))
+    marks = {(case, backend): mark for one in standings for (case, backend), mark in one.marks.items()}
+    matrices: list[Matrix] = []
+    notes: list[str] = []
+    reading: list[str] = []
+    for block in sweep(run):
+        records = [line.record for line in block.lines]
+        titles = {column.key: column.title for column in block.columns}
+        shared = shared_words(records)
+        rows: dict[str, dict[str, Cell]] = {}
+        unit = _unit(titles["median"], metric)
+        for line in block.lines:
+            value = VALUES[metric](line.record)
+            rows.setdefault(case_of(line.record), {})[backend_name(line.record)] = Cell(
+                line.cells.get(metric, ""), marks.get((case_of(line.record), line.record.backend), ""),
+                None if value is None else value * unit)  # fmt: skip
+        title = " · ".join(filter(None, (titles.get(metric, metric), f"all {'-'.join(shared)}" if shared else "")))
+        matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
+        notes += block.notes
+        reading += block.reading
+    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading)
+
+
+def _matrix(run: Run, title: str, conditions: Conditions | None, records: Sequence[Record],
+            cells: Mapping[str, Mapping[str, Cell]], shared: Sequence[str]) -> Matrix:
+    """Rows and columns in the order of the run, with the status where a record of the case has no number."""
+    there = {backend_name(record) for record in records}
+    backends = [name for name in dict.fromkeys(map(backend_name, run.records)) if name in there]
+    names = {case_of(record): record.case_id for record in records}
+    gaps: dict[str, dict[str, Cell]] = {}
+    for record in run.records:
+        if record.time is None:
+            gaps.setdefault(case_of(record), {})[backend_name(record)] = Cell(record.status.value)
+    rows = [Row(without_words(names[case], shared), names[case],
+                {name: cell for name in backends if (cell := found.get(name) or gaps.get(case, {}).get(name))})
+            for case, found in cells.items()]  # fmt: skip
+    # A case in which nobody has a time is a row of gaps: it belongs to no way of measuring more than to another.
+    rows += [Row(without_words(case_id, shared), case_id, {name: cell for name in backends if (cell := row.get(name))})
+             for case, row in gaps.items() if not any(one.time for one in run.records if case_of(one) == case)
+             for case_id in [next(one.case_id for one in run.records if case_of(one) == case)]]  # fmt: skip
+    order = list(dict.fromkeys(record.case_id for record in run.records))
+    return Matrix(title, conditions, backends, sorted(rows, key=lambda row: order.index(row.case_id)))
+
+
+def _checks(run: Run) -> Matrix:
+    """Of a run that timed nothing: whether each backend was right."""
+    shared, rows = shared_words(run.records), []
+    for records in by_case(run.records).values():
+        cells = {}
+        for name, members in by_backend(records).items():
+            wrong = next((one.status for one in members if one.status is not Status.PASSED), None)
+            cells[backend_name(members[0]) if members else name] = Cell(RIGHT if wrong is None else wrong.value)
+        rows.append(Row(without_words(records[0].case_id, shared), records[0].case_id, cells))
+    ran = [name for name in dict.fromkeys(map(backend_name, run.records))
+           if any(row.cells[name].text == RIGHT for row in rows if name in row.cells)]  # fmt: skip
+    return Matrix(f"outputs · all {'-'.join(shared)}" if shared else "outputs", None, ran, rows)
+
+
+def _unit(title: str, metric: str) -> float:
+    """What a value is multiplied by to be in the unit that the column's title ends with."""
+    name = title.rsplit(" ", 1)[-1]
+    factors = {unit.name: unit.per_ms for unit in (figures.MICROSECONDS, figures.MILLISECONDS, figures.SECONDS)}
+    if metric in ("median", "margin", "busy"):
+        return factors.get(name, 1.0)
+    return 1e3 if metric == "host" else 1.0
+
+
+# ── who is fastest ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who is fastest in one case under one way of measuring."""
+
+    case: str
+    records: Sequence[Record]
+    "with a time, the fastest first; replicates combined"
+    verdicts: Mapping[str, str]
+    "of the fastest against each other backend"
+
+    @property
+    def is_clear(self) -> bool:
+        """The fastest is shown to be faster than each other backend."""
+        return all(verdict == "faster" for verdict in self.verdicts.values())
+
+    @property
+    def marks(self) -> dict[tuple[str, str], str]:
+        """Marks of the backends of the case."""
+        if not self.verdicts:  # nobody to compare with
+            return {}
+        signs = {"faster": "", "same": SAME}
+        found = {name: signs.get(verdict, UNCLEAR) for name, verdict in self.verdicts.items()}
+        return {(self.case, name): mark for name, mark in {self.records[0].backend: BEST, **found}.items()}
+
+
+def _standings(run: Run) -> Iterator[Standing]:
+    replicated = is_replicated(run)
+    for block in sweep(run):
+        cases: dict[str, list[Record]] = {}
+        behind: dict[str, list[Record]] = {}
+        for line in block.lines:
+            if line.record.time and line.record.time.median_ms:
+                cases.setdefault(case_of(line.record), []).append(line.record)
+                behind.setdefault(case_of(line.record), []).extend(
+                    line.processes.records if line.processes else [line.record])
+        for case, records in cases.items():
+            records.sort(key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0)
+            yield Standing(case, records, verdicts_of_fastest(behind[case], records[0].backend, replicated=replicated))
+
+
+def _sentence(standings: Sequence[Standing]) -> str:
+    """Who is fastest, in how many of the cases in which backends were compared, and by how much."""
+    contests = [one for one in standings if one.verdicts]
+    if not contests:
+        return ""
+    wins = Counter(backend_name(one.records[0]) for one in contests if one.is_clear)
+    leads = Counter(backend_name(one.records[0]) for one in contests)
+    if len(contests) == 1:
+        return _single(contests[0])
+    if not wins:
+        name, count = leads.most_common(1)[0]
+        return (f"no clear winner in any of {len(contests)} cases; {name} has the lowest median in {count}"
+                f"{_against(contests, name)}")
+    name, count = max(wins.items(), key=lambda item: (item[1], leads[item[0]]))
+    open_cases = len(contests) - wins.total()
+    parts = [f"{name} is fastest in {count} of {len(contests)} cases"]
+    parts += [f"{other} in {times}" for other, times in wins.most_common() if other != name]
+    parts += [f"no clear winner in {open_cases}"] if open_cases else []
+    return ", ".join(parts) + _against(contests, name)
+
+
+def _single(contest: Standing) -> str:
+    first, *others = map(backend_name, contest.records)
+    tied = [backend_name(record) for record in contest.records[1:] if contest.verdicts.get(record.backend) != "faster"]
+    if tied:
+        return f"no clear winner: {first} cannot be told apart from {', '.join(tied)}"
+    return f"{first} is fastest{_against([contest], first)}" if others else ""
+
+
+def _against(contests: Sequence[Standing], name: str) -> str:
+    """How many times as fast a backend is as the baseline, or, if it is that itself, as who is next behind it."""
+    own = [record for one in contests for record in one.records if backend_name(record) == name]
+    ratios = [record.speedup for record in own if record.speedup and record.speedup.baseline != record.backend]
+    texts, baseline = [], ""
+    if ratios:
+        baseline = ratios[0].baseline
+        texts = [(one.ratio, _short(one.ratio, figures.speedup_half(one))) for one in ratios
+                 if one.baseline == baseline]  # fmt: skip
+    else:
+        rivals = [_next_behind(one, name) for one in contests]
+        counted = Counter(rival[0] for rival in rivals if rival)
+        if counted:
+            baseline = counted.most_common(1)[0][0]
+            texts = [(ratio, _short(ratio)) for one in contests
+                     if (ratio := _ratio(one, name, baseline)) is not None]  # fmt: skip
+    if not texts:
+        return ""
+    low, high = min(texts)[1], max(texts)[1]
+    return f"; {low} to {high} times as fast as {baseline}" if low != high else f"; {low} times as fast as {baseline}"
+
+
+def _short(ratio: float, half: float | None = None) -> str:
+    """Two decimals, or fewer where the interval bears no more."""
+    return min(f"{ratio:.2f}", figures.measured(ratio, half), key=len)
+
+
+def _next_behind(contest: Standing, name: str) -> tuple[str, float] | None:
+    others = [record for record in contest.records if backend_name(record) != name]
+    ratio = _ratio(contest, name, backend_name(others[0])) if others else None
+    return None if ratio is None else (backend_name(others[0]), ratio)
+
+
+def _ratio(contest: Standing, name: str, other: str) -> float | None:
+    """Other's median over this one's: paired where a speed-up of the run is of the two, else of the medians."""
+    by_name = {backend_name(record): record for record in contest.records}
+    own, rival = by_name.get(name), by_name.get(other)
+    if own is None or rival is None:
+        return None
+    if rival.speedup and rival.speedup.baseline == own.backend and rival.speedup.ratio:
+        return 1.0 / rival.speedup.ratio
+    medians = [record.time.median_ms if record.time else None for record in (rival, own)]
+    return medians[0] / medians[1] if medians[0] and medians[1] else None

@@ -1,0 +1,95 @@
+"""The matrix on a terminal: as many backends side by side as there is room for, the rest below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.presentation.block import Lost
+from attnbench.presentation.matrix import BEST, SAME, Cell, Matrix, Summary
+from attnbench.report.page import Paper
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+STYLES = {BEST: "bold", SAME: "bold"}
+GAP = 2
+
+
+def print_summary(found: Summary, paper: Paper, *, notes: bool = False) -> None:
+    """Print matrices, reasons for gaps and the sentence.
+
+    Args:
+        found: of the run.
+        paper: where to.
+        notes: say what is to be noted of all cases together, which stands nowhere else.
+    """
+    for index, matrix in enumerate(found.matrices):
+        if index:
+            paper.gap()
+        print_matrix(matrix, paper)
+    print_lost(found.lost, paper)
+    for note in found.notes if notes else ():
+        paper.item("note", note, style="yellow")
+    for sentence in found.reading if notes else ():
+        paper.item("reading", sentence, style="cyan")
+    if found.sentence:
+        paper.item("result", found.sentence, style="bold")
+
+
+def print_matrix(matrix: Matrix, paper: Paper) -> None:
+    """Print one matrix, in as many parts as its backends take."""
+    paper.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
+    texts = {name: [paper.words(_text(row.cells.get(name))) for row in matrix.rows] for name in matrix.backends}
+    first = max(map(len, ["case", *(paper.words(row.name) for row in matrix.rows)]))
+    for part in _parts(matrix.backends, texts, paper.width - first):
+        paper.print(_table(matrix, part, texts, paper))
+    if matrix.marks:
+        paper.line(", ".join(f"{mark} {words}" for mark, words in matrix.marks.items()), style="dim")
+
+
+def print_lost(lost: Iterable[Lost], paper: Paper) -> None:
+    """Print who has no time, and why."""
+    rows = [(item.status.value, item.backend, f"{item.reason} ({item.where})" if item.where else item.reason)
+            for item in lost]  # fmt: skip
+    if rows:
+        paper.losses(rows)
+
+
+def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> Iterator[list[str]]:
+    """Backends that fit beside each other, one at least."""
+    part: list[str] = []
+    used = 0
+    for name in backends:
+        wide = max(map(len, [name, *texts[name]])) + GAP
+        if part and used + wide > width:
+            yield part
+            part, used = [], 0
+        part.append(name)
+        used += wide
+    if part:
+        yield part
+
+
+def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], paper: Paper) -> Table:
+    table = paper.table()
+    table.add_column("case", overflow="fold")
+    for name in part:
+        table.add_column(paper.text(name), justify="right", overflow="fold")
+    for index, row in enumerate(matrix.rows):
+        cells = [paper.text(texts[name][index], _style(row.cells.get(name))) for name in part]
+        table.add_row(paper.text(row.name), *cells)
+    return table
+
+
+def _text(cell: Cell | None) -> str:
+    """A number with room for its mark, or how the backend ended."""
+    if cell is None:
+        return ""
+    return f"{cell.text}{cell.mark or ' '}" if cell.value is not None else cell.text
+
+
+def _style(cell: Cell | None) -> str:
+    if cell is None or cell.mark in STYLES:
+        return STYLES.get(cell.mark, "") if cell else ""
+    return "dim" if cell.value is None and cell.text != "ok" else ""
