@@ -2,6 +2,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -86,9 +87,75 @@ def test_a_negative_number_stays_a_number():
     assert table_of(run)[0]["counters.drift"] == "-0.5"
 
 
+def several_cases():
+    records = []
+    for length in (512, 1024):
+        case = make_case(seqlen=length)
+        records += make_group(case, {"sdpa-flash": 300.0, "flash-attn-3": 600.0})
+    return derive(make_run([*records, make_lost(make_case(seqlen=1024), "flex", Status.OOM, "needs 48 GiB"),
+                            *make_group(make_case(seqlen=512), {"flex": 100.0})]))
+
+
+def test_xlsx_begins_with_the_matrix_in_numbers_and_the_sentence():
+    book = openpyxl.load_workbook(io.BytesIO(xlsx.render(several_cases())))
+    assert book.sheetnames == ["matrix", "results"]
+    sheet = book["matrix"]
+    lines = [[cell.value for cell in row] for row in sheet.iter_rows()]
+    assert lines[1][0].startswith("flash-attn-3 is fastest in 2 of 2 cases; ")
+    head = next(index for index, line in enumerate(lines) if line[0] == "case")
+    assert lines[head][1:4] == ["sdpa-flash", "flash-attn-3", "flex"]
+    names = [lines[head + 1][0], lines[head + 2][0]]
+    assert names == ["s512", "s1024"]
+    assert all(isinstance(value, float) for value in lines[head + 1][1:4])
+    assert lines[head + 2][3] == "oom"
+    best = sheet.cell(head + 2, 3)
+    assert (best.value, best.font.bold) == (min(lines[head + 1][1:4]), True)
+    assert not sheet.cell(head + 2, 2).font.bold
+    assert re.fullmatch(r"0(\.0+)?", best.number_format)
+    assert ["oom", "flex", "needs 48 GiB"] in [line[:3] for line in lines]
+    assert sheet.column_dimensions["C"].width >= len("flash-attn-3")
+
+
+def test_the_raw_sheet_has_dates_formats_widths_and_filters():
+    run = several_cases()
+    sheet = openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"]
+    names = {cell.value: cell.column for cell in sheet[1]}
+    started = sheet.cell(2, names["run.started"])
+    assert started.is_date
+    assert started.value.isoformat() + "Z" == run.started
+    assert sheet.cell(2, names["time.median_ms"]).number_format == "0.0000"
+    assert sheet.cell(2, names["errors.out.max_abs"]).number_format == "0.0E+00"
+    assert sheet.cell(2, names["work.flops"]).number_format == "#,##0"
+    assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(names)).column_letter}{1 + len(run.records)}"
+    assert sheet.freeze_panes == "A2"
+    widths = {letter: dimension.width for letter, dimension in sheet.column_dimensions.items()}
+    assert widths[sheet.cell(1, names["run.started"]).column_letter] > 20
+
+
+def test_a_start_that_is_no_date_stays_text():
+    run = dataclasses.replace(several_cases(), started="yesterday")
+    assert openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"]["C2"].value == "yesterday"
+    run = dataclasses.replace(run, started="0001-01-01T00:00:00+14:00")
+    assert openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"]["C2"].value == run.started
+
+
+def test_markdown_begins_with_the_sentence_and_the_matrix():
+    text = exports.load_exporter("md").render(several_cases()).decode()
+    before, _ = text.split("### b1-s512", 1)
+    assert "**flash-attn-3 is fastest in 2 of 2 cases; " in before
+    table = [line for line in before.splitlines() if line.startswith("|")]
+    assert table[0] == "| case | sdpa-flash | flash-attn-3 | flex |"
+    assert re.fullmatch(r"\| s512 \| [\d.]+ \| \*\*[\d.]+\*\* \| [\d.]+ \|", table[2])
+    assert table[3].endswith("| oom |")
+    assert "- **oom** flex" in before
+    single = exports.load_exporter("md").render(derive(make_run(make_group(make_case())))).decode()
+    assert "| case |" not in single
+    assert " is fastest; " in single
+
+
 def test_xlsx_has_the_sheet_results_with_the_rows_of_the_csv():
     book = openpyxl.load_workbook(io.BytesIO(exports.load_exporter("xlsx").render(RUN)))
-    assert book.sheetnames == ["results"]
+    assert book.sheetnames[-1] == "results"
     names, *lines = book["results"].iter_rows(values_only=True)
     assert list(names) == rows.columns(RUN)
     assert len(lines) == len(RUN.records)

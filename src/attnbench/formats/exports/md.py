@@ -8,20 +8,50 @@ from collections.abc import Iterator, Sequence
 from attnbench.formats.exports.base import Exporter
 from attnbench.presentation.block import LEGEND, Block, Lost
 from attnbench.presentation.blocks import arrange
+from attnbench.presentation.matrix import BEST, Cell, Matrix, summary
 from attnbench.record import Run
 from attnbench.store.environments import machine_words
 
 
 def render(run: Run) -> bytes:
-    """Headings, tables, what was not measured, notes; at the end what the signs mean."""
+    """Who is fastest, the matrix of all cases, a table a case with notes; at the end what the signs mean."""
     page = arrange(run)
     machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
     lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(machines), ""]
+    found = summary(run)
+    lines += [f"**{plain(found.sentence)}**", ""] if found.sentence else []
+    if len({row.case_id for matrix in found.matrices for row in matrix.rows}) > 1:
+        for matrix in found.matrices:
+            lines += _matrix(matrix)
+        lines += _lost(found.lost)
     for block in page.blocks:
         lines += _block(block)
     lines += _lost(page.lost)
     lines += [plain(LEGEND)] if any(block.lines for block in page.blocks) else []
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _matrix(matrix: Matrix) -> Iterator[str]:
+    yield from (f"### {plain(matrix.title)}", "")
+    if matrix.conditions and matrix.conditions.words():
+        yield from (" · ".join(map(plain, matrix.conditions.words())), "")
+    yield row(["case", *map(plain, matrix.backends)])
+    yield row([":---", *["---:"] * len(matrix.backends)])
+    for line in matrix.rows:
+        yield row([plain(line.name), *(_cell(line.cells.get(name)) for name in matrix.backends)])
+    yield ""
+    if matrix.marks:
+        words = {BEST: "bold"}
+        yield from (", ".join(f"{words.get(mark, plain(mark))}: {said}" for mark, said in matrix.marks.items()), "")
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    text = plain(cell.text)
+    if cell.mark == BEST:
+        return f"**{text}**"
+    return f"{text} {plain(cell.mark)}" if cell.mark else text
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -1,14 +1,18 @@
-"""An Excel workbook with one sheet, `results`: the rows of the CSV, numbers as numbers."""
+"""An Excel workbook: the matrix of cases by backends in front, the rows of the CSV in the last sheet."""
 
 from __future__ import annotations
 
+import datetime
 import io
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import Unavailable
 from attnbench.formats.exports.base import Exporter
 from attnbench.formats.exports.csv import as_text
+from attnbench.presentation.matrix import BEST, Matrix, Summary, summary
 from attnbench.record import Run
 from attnbench.store.rows import columns, rows
 
@@ -18,10 +22,23 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 32767
 LARGEST_WHOLE = 2**53
 "Numbers of a workbook are doubles: above this a whole number is written as text, digit for digit."
+NARROWEST, WIDEST = 8, 40
+"Characters of a column."
+LOOKED_AT = 50
+"Rows that the width of a column is found from."
+DATE = "yyyy-mm-dd hh:mm:ss"
+FORMATS = (
+    (r"(errors\..*|.*\.(max_abs|rel_l1|rmse|budget))$", "0.0E+00"),
+    (r"work\..*$", "#,##0"),
+    (r".*_ms$", "0.0000"),
+    (r"(speedup\..*|.*cosine)$", "0.0000"),
+    (r"(rate\..*|memory\..*|.*_(mb|gb|w)|.*watts.*|ceilings\..*|.*_mhz.*)$", "#,##0.00"),
+)
+"How the numbers of a column are shown, by its name; whole numbers and the rest as they are."
 
 
 def render(run: Run) -> bytes:
-    """The bytes of the workbook, streamed: a run of any size needs little memory.
+    """The bytes of the workbook, the rows streamed: a run of any size needs little memory.
 
     Raises:
         Unavailable: openpyxl is not installed.
@@ -31,31 +48,139 @@ def render(run: Run) -> bytes:
     except ImportError:
         raise Unavailable("xlsx: module=openpyxl is not installed; pip install openpyxl") from None
     book = Workbook(write_only=True)
-    sheet = book.create_sheet("results")
-    sheet.freeze_panes = "A2"
-    names = columns(run)
-    sheet.append(_cells(sheet, names))
-    for row in rows(run):
-        sheet.append(_cells(sheet, (row[name] for name in names)))
+    _summary(book.create_sheet("matrix"), run, summary(run))
+    _results(book.create_sheet("results"), run)
     data = io.BytesIO()
     book.save(data)
     return data.getvalue()
 
 
-def _cells(sheet: Any, values: Iterable[Any]) -> list[WriteOnlyCell | None]:
-    return [_cell(sheet, value) for value in values]
+def _summary(sheet: Any, run: Run, found: Summary) -> None:
+    """The sentence, the matrices below each other, and why places are empty."""
+    names = [row.name for matrix in found.matrices for row in matrix.rows]
+    backends = itertools.zip_longest(*(matrix.backends for matrix in found.matrices), fillvalue="")
+    _widths(sheet, [_wide(["case", *names]), *map(_wide, backends)])
+    sheet.freeze_panes = "B1"
+    sheet.append([_text(sheet, run.suite, bold=True), _date(sheet, run.started)])
+    if found.sentence:
+        sheet.append([_text(sheet, found.sentence, bold=True)])
+    for matrix in found.matrices:
+        sheet.append([])
+        _matrix(sheet, matrix)
+    if found.lost:
+        sheet.append([])
+    for item in found.lost:
+        words = (item.status.value, item.backend, item.reason, item.where)
+        sheet.append([_text(sheet, word) for word in words if word])
 
 
-def _cell(sheet: Any, value: Any) -> WriteOnlyCell | None:
+def _matrix(sheet: Any, matrix: Matrix) -> None:
+    words = [matrix.title, *(matrix.conditions.words() if matrix.conditions else ())]
+    sheet.append([_text(sheet, " · ".join(words), bold=True)])
+    sheet.append([_text(sheet, name, bold=True) for name in ("case", *matrix.backends)])
+    for row in matrix.rows:
+        cells: list[WriteOnlyCell | None] = [_text(sheet, row.name)]
+        for name in matrix.backends:
+            cell = row.cells.get(name)
+            if cell is None:
+                cells.append(None)
+            elif cell.value is None:
+                cells.append(_text(sheet, cell.text))
+            else:
+                number = _cell(sheet, cell.value, _decimals(cell.text))
+                cells.append(_styled(number, bold=cell.mark == BEST, italic=bool(cell.mark) and cell.mark != BEST))
+        sheet.append(cells)
+    if matrix.marks:
+        how = {BEST: "bold"}
+        words = [f"{how.get(mark, 'italic')}: {said}" for mark, said in matrix.marks.items()]
+        sheet.append([_text(sheet, ", ".join(words))])
+
+
+def _results(sheet: Any, run: Run) -> None:
+    """Every row with every column: frozen below its names, filtered by them."""
+    from openpyxl.utils import get_column_letter
+
+    names, lines = columns(run), rows(run)
+    _widths(sheet, [_wide([name, *(_short(row[name]) for row in lines[:LOOKED_AT])]) for name in names])
+    sheet.freeze_panes = "A2"
+    if names:
+        sheet.auto_filter.ref = f"A1:{get_column_letter(len(names))}{len(lines) + 1}"
+    sheet.append([_text(sheet, name, bold=True) for name in names])
+    formats = [_format(name) for name in names]
+    for row in lines:
+        sheet.append([_date(sheet, row[name]) if name == "run.started" else _cell(sheet, row[name], shown)
+                      for name, shown in zip(names, formats, strict=True)])
+
+
+def _widths(sheet: Any, widths: Sequence[int]) -> None:
+    from openpyxl.utils import get_column_letter
+
+    for number, width in enumerate(widths, start=1):
+        sheet.column_dimensions[get_column_letter(number)].width = width
+
+
+def _wide(texts: Iterable[str]) -> int:
+    return min(max([NARROWEST, *(len(text) + 2 for text in texts)]), WIDEST)
+
+
+def _short(value: Any) -> str:
+    """About as long as the number or text is shown."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else as_text(value)
+
+
+def _format(name: str) -> str | None:
+    return next((shown for pattern, shown in FORMATS if re.match(pattern, name)), None)
+
+
+def _decimals(text: str) -> str:
+    """The format of a number that shows as many decimals as its text: those that its interval bears."""
+    places = len(text.rstrip("x").partition(".")[2]) if "e" not in text else 0
+    return "0" + ("." + "0" * places if places else "")
+
+
+def _date(sheet: Any, started: Any) -> WriteOnlyCell | None:
+    """A time in UTC as a date of the spreadsheet; as text where it is none."""
+    from openpyxl.cell import WriteOnlyCell
+
+    try:
+        moment = datetime.datetime.fromisoformat(str(started)).astimezone(datetime.UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return _cell(sheet, started)
+    if not 1900 < moment.year < 9999:
+        return _cell(sheet, started)
+    cell = WriteOnlyCell(sheet, value=moment)
+    cell.number_format = DATE
+    return cell
+
+
+def _text(sheet: Any, text: str, *, bold: bool = False) -> WriteOnlyCell:
+    from openpyxl.cell import WriteOnlyCell
+
+    cell = WriteOnlyCell(sheet, value=text[:LONGEST_TEXT])
+    cell.data_type = "s"  # openpyxl takes a leading = for a formula and #N/A for an error
+    return _styled(cell, bold=bold)
+
+
+def _styled(cell: Any, *, bold: bool = False, italic: bool = False) -> Any:
+    from openpyxl.styles import Font
+
+    if bold or italic:
+        cell.font = Font(bold=bold, italic=italic)
+    return cell
+
+
+def _cell(sheet: Any, value: Any, shown: str | None = None) -> WriteOnlyCell | None:
     from openpyxl.cell import WriteOnlyCell
 
     if value is None:
         return None
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= LARGEST_WHOLE):
-        return WriteOnlyCell(sheet, value=value)
-    cell = WriteOnlyCell(sheet, value=as_text(value)[:LONGEST_TEXT])
-    cell.data_type = "s"  # openpyxl takes a leading = for a formula and #N/A for an error
-    return cell
+        cell = WriteOnlyCell(sheet, value=value)
+        if shown is not None and not isinstance(value, bool):
+            cell.number_format = shown
+        return cell
+    return _text(sheet, as_text(value))
 
 
-EXPORTER = Exporter(title="an Excel workbook with the sheet `results`", text=False, render=render)
+EXPORTER = Exporter(title="an Excel workbook: the matrix of cases by backends, and the rows of the CSV", text=False,
+                    render=render)

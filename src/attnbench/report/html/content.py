@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from attnbench.presentation.block import Block, Column, Line, Lost, backend_name
 from attnbench.presentation.blocks import blocks, lost_of
+from attnbench.presentation.matrix import Summary, summary
 from attnbench.record import Environment, Record, Run, Settings, Status
-from attnbench.report.charts.base.data import RunData
 from attnbench.report.checks import COLUMNS, error_rows
 from attnbench.report.page import decimal_aligned
 from attnbench.store.environments import machine_words
@@ -68,12 +68,7 @@ class Section:
     run: Run
     machines: Sequence[str]
     counts: str
-    wins: Sequence[tuple[str, int]]
-    "backends that are clearly the fastest somewhere, and how often, most first"
-    contests: int
-    "tables in which backends were compared"
-    undecided: int
-    "those of them that nobody can be said to have won"
+    summary: Summary
     cases: Sequence[Case]
     lost: Sequence[Lost]
     environments: Sequence[Sequence[Fact]] = field(default=())
@@ -104,14 +99,10 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
         tables[block.title].append(block)
     cases = [Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
              for number, (title, parts) in enumerate(tables.items())]
-    contests = [table for table in RunData(run).tables if table.tied is not None]
-    wins = Counter(backend_name(table.records[0]) for table in contests if not table.tied)
     return Section(
         anchor=f"r{index}", name=name, run=run,
         machines=[" · ".join(machine_words(item)) for item in run.environments],
-        counts=_counts(run, len(cases)), wins=wins.most_common(),
-        contests=len(contests), undecided=len(contests) - wins.total(),
-        cases=cases, lost=lost_of(run.records),
+        counts=_counts(run, len(cases)), summary=summary(run), cases=cases, lost=lost_of(run.records),
         environments=[environment_facts(item) for item in run.environments], settings=setting_facts(run.settings))
 
 

@@ -1,0 +1,133 @@
+import dataclasses
+import random
+
+import pytest
+
+from attnbench.presentation.columns import View
+from attnbench.presentation.matrix import summary
+from attnbench.record import Settings, Status
+from attnbench.store.derive import derive
+from made_up_run import make_case, make_group, make_lost, make_run, make_time
+
+
+def run_of(*groups, **changed):
+    return derive(make_run([record for group in groups for record in group], **changed))
+
+
+def shapes(*rates):
+    """One group a mapping of backend to TFLOP/s, each of a length of its own."""
+    return [make_group(make_case(seqlen=512 * (1 + index)), rate) for index, rate in enumerate(rates)]
+
+
+def marks(found, case):
+    (row,) = [row for row in found.matrices[0].rows if row.name == case]
+    return {name: cell.mark for name, cell in row.cells.items()}
+
+
+def test_the_sentence_counts_wins_and_says_the_range_against_the_baseline():
+    found = summary(run_of(*shapes({"base": 100.0, "mine": 200.0, "other": 90.0},
+                                   {"base": 100.0, "mine": 150.0, "other": 90.0},
+                                   {"base": 100.0, "mine": 50.0, "other": 300.0})))
+    assert found.sentence == "mine is fastest in 2 of 3 cases, other in 1; 0.50 to 2.00 times as fast as base"
+    assert [row.name for row in found.matrices[0].rows] == ["s512", "s1024", "s1536"]
+    assert found.matrices[0].backends == ["base", "mine", "other"]
+    assert marks(found, "s512") == {"base": "", "mine": "*", "other": ""}
+
+
+def test_a_winning_baseline_is_held_against_the_next():
+    found = summary(run_of(*shapes({"base": 300.0, "mine": 200.0, "slow": 10.0},
+                                   {"base": 300.0, "mine": 150.0, "slow": 10.0})))
+    assert found.sentence == "base is fastest in 2 of 2 cases; 1.50 to 2.00 times as fast as mine"
+
+
+def test_who_cannot_be_told_apart_is_marked_and_no_winner_is_claimed():
+    found = summary(run_of(*shapes({"base": 300.0, "mine": 300.01, "slow": 10.0},
+                                   {"base": 300.0, "mine": 300.01, "slow": 10.0})))
+    assert found.sentence.startswith("no clear winner in any of 2 cases; ")
+    signs = marks(found, "s512")
+    assert signs.pop("slow") == ""
+    assert sorted(signs.values()) in (["*", "="], ["*", "?"])
+    assert set(found.matrices[0].marks) == {"*", *signs.values()}
+
+
+def test_same_and_unclear_are_different_marks():
+    lots = random.Random(3)
+    steady = [[lots.gauss(center, 0.002) for _ in range(200)] for center in (1.0, 1.0)]
+    wild = [lots.gauss(1.12, 0.6) for _ in range(200)]
+    records = [dataclasses.replace(record, time=make_time(samples), speedup=None) for record, samples in
+               zip(make_group(make_case(), {"base": 100.0, "same": 100.0, "unclear": 100.0}),
+                   (*steady, [abs(sample) + 0.01 for sample in wild]), strict=True)]
+    row = summary(derive(make_run(records, settings=Settings(baseline="base")))).matrices[0].rows[0]
+    assert row.cells["unclear"].mark == "?"
+    assert sorted((row.cells["base"].mark, row.cells["same"].mark)) == ["*", "="]
+
+
+def test_a_gap_says_how_it_ended_and_its_reason_stands_below():
+    first, second = shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0})
+    lost = make_lost(make_case(seqlen=1024), "mine", Status.OOM, "needs 48 GiB")
+    never = [make_lost(make_case(seqlen=512 * (1 + index)), "gone", Status.SKIPPED, "not installed")
+             for index in range(2)]
+    found = summary(run_of(first, second, [lost], never))
+    (matrix,) = found.matrices
+    assert matrix.backends == ["base", "mine"]  # who has no time anywhere is no column
+    assert matrix.rows[1].cells["mine"].text == "oom"
+    assert {(item.backend, item.reason, item.where) for item in found.lost} == {
+        ("mine", "needs 48 GiB", make_id(1024)), ("gone", "not installed", "all 2 cases")}
+
+
+def make_id(length):
+    (record, *_) = make_group(make_case(seqlen=length))
+    return record.case_id
+
+
+def test_a_case_that_nobody_finished_is_a_row_of_gaps():
+    hung = [make_lost(make_case(seqlen=64), name, Status.TIMEOUT, "hung") for name in ("base", "mine")]
+    found = summary(run_of(*shapes({"base": 100.0, "mine": 200.0}), hung))
+    row = found.matrices[0].rows[-1]
+    assert {name: cell.text for name, cell in row.cells.items()} == {"base": "timeout", "mine": "timeout"}
+    assert found.sentence == "mine is fastest; 2.00 times as fast as base"
+
+
+def test_another_number_is_shown_where_it_is_asked_for():
+    run = run_of(*shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0, "mine": 200.0}))
+    (matrix,) = summary(run, View(columns=("verdict", "tflops", "median"))).matrices
+    assert matrix.title.startswith("TFLOP/s · all ")
+    values = [row.cells["mine"].value for row in matrix.rows]
+    assert values == pytest.approx([200.0, 200.0], rel=0.01)
+
+
+def test_times_are_in_the_unit_of_the_title():
+    run = run_of(*shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0, "mine": 200.0}))
+    (matrix,) = summary(run).matrices
+    unit = {"µs": 1e3, "ms": 1.0, "s": 1e-3}[matrix.title.split(" · ")[0].split()[-1]]
+    for record in run.records:
+        (row,) = [row for row in matrix.rows if row.case_id == record.case_id]
+        assert row.cells[record.backend].value == pytest.approx(unit * record.time.median_ms)
+        assert float(row.cells[record.backend].text) == pytest.approx(unit * record.time.median_ms, rel=0.01)
+
+
+def test_times_taken_differently_never_share_a_matrix():
+    first, second = shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0, "mine": 200.0})
+    second = [dataclasses.replace(record, time=dataclasses.replace(record.time, timer="events")) for record in second]
+    found = summary(run_of(first, second))
+    assert [(matrix.conditions.timer, len(matrix.rows)) for matrix in found.matrices] == [("cupti", 1), ("events", 1)]
+
+
+def test_one_backend_alone_wins_nothing():
+    assert summary(run_of(*shapes({"base": 100.0}, {"base": 100.0}))).sentence == ""
+
+
+def test_a_check_says_who_was_right_where():
+    records = [dataclasses.replace(record, time=None, speedup=None, rate=None)
+               for group in shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0}) for record in group]
+    records.append(make_lost(make_case(seqlen=1024), "mine", Status.INCORRECT, "out: max_abs=1"))
+    found = summary(make_run(records, settings=Settings(measure=False)))
+    (matrix,) = found.matrices
+    assert [{name: cell.text for name, cell in row.cells.items()} for row in matrix.rows] == [
+        {"base": "ok", "mine": "ok"}, {"base": "ok", "mine": "incorrect"}]
+    assert found.sentence == ""
+
+
+def test_a_run_of_nothing_has_nothing_to_say():
+    found = summary(make_run([]))
+    assert (list(found.matrices), list(found.lost), found.sentence) == ([], [], "")
