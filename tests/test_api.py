@@ -21,7 +21,7 @@ from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import find_place
 from attnbench.store.history.reading import list_runs
 from attnbench.store.history.writing import keep
-from attnbench.store.runfile import write
+from attnbench.store.runfile import read, write
 from waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -198,3 +198,53 @@ def test_the_fixture_measures_and_prints_at_the_end(pytester: pytest.Pytester, m
     result.assert_outcomes(passed=1)
     lines = ["*= attnbench =*", "test_speed: measured in turn*", "*two*slower*", "test_speed: fn:*"]
     result.stdout.fnmatch_lines(lines)
+
+
+TIMED = """
+    import pytest
+    from waiting import Clock
+    from attnbench.measure import sampling, stage
+    from attnbench.measure.timers import wall
+
+    SECONDS = {seconds}
+
+    @pytest.fixture
+    def clock(monkeypatch):
+        clock = Clock()
+        clock.put_into(monkeypatch, sampling, stage, wall)
+        return clock
+
+    def test_speed(attnbench, clock):
+        attnbench.compare({{"one": lambda: clock.sleep(0.002), "two": lambda: clock.sleep(SECONDS)}})
+
+    def test_twice(attnbench, clock):
+        attnbench.bench(lambda: clock.sleep(0.001), name="first")
+        attnbench.bench(lambda: clock.sleep(0.001), name="second")
+"""
+
+
+def test_what_the_fixture_measures_is_kept_and_compared(pytester: pytest.Pytester, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    words = ("--attnbench-device=cpu", "--attnbench-max-seconds=0.1", "-p", "no:xdist")
+    pytester.makepyfile(test_kept=TIMED.format(seconds=0.004))
+    result = pytester.runpytest_subprocess(*words, "--attnbench-save")
+    result.stdout.fnmatch_lines(["written: results/*-pytest-*.json"])
+    (path,) = (pytester.path / "results").glob("*.json")
+    run = read(path)
+    assert [(record.case_id, record.backend) for record in run.records] == [
+        ("test_kept.py::test_speed", "one"), ("test_kept.py::test_speed", "two"),
+        ("test_kept.py::test_twice:1", "first"), ("test_kept.py::test_twice:2", "second")]
+    assert run.records[1].speedup.ratio == pytest.approx(0.5)
+
+    pytester.makepyfile(test_kept=TIMED.format(seconds=0.006))
+    result = pytester.runpytest_subprocess(*words, "--attnbench-compare", "--attnbench-save=again.json")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*two*slower*", "*first*same*", "written: again.json"])
+    assert len(read(pytester.path / "again.json").records) == 4
+
+
+def test_a_run_to_compare_with_that_is_not_there_ends_the_session(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): raise AssertionError")
+    result = pytester.runpytest_subprocess("--attnbench-compare=previous", "-p", "no:xdist")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--attnbench-compare: RUN=previous is not there; *; results has no runs"])

@@ -16,7 +16,7 @@ def two(attnbench, sweep, saved):
     """Files of two runs, the first named as if it was begun a day before."""
     attnbench(RUN.format("1,7"))
     (first,) = saved()
-    attnbench(RUN.format("9"))
+    attnbench(RUN.format("7,9"))
     (second,) = set(saved()) - {first}
     first = first.rename(first.with_name("20200101T000000Z-" + first.name.split("-", 1)[1]))
     return first, second
