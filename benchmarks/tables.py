@@ -84,7 +84,7 @@ def backends(say: Say) -> str:
 
 
 def on_cpu(say: Say, path: Path) -> str:
-    """Two cases of a run as the terminal shows them."""
+    """Two cases of a run as the terminal shows them, and its end."""
     from rich.console import Console
 
     from attnbench.report.table import render_run
@@ -92,9 +92,9 @@ def on_cpu(say: Say, path: Path) -> str:
 
     text = io.StringIO()
     render_run(read(path), Console(file=text, width=100))
-    heading, *blocks = text.getvalue().rstrip().split("\n\n")
+    heading, *blocks, end = text.getvalue().rstrip().split("\n\n")
     shown = [heading, *(block for block in blocks if block.split()[0] in SHOWN_ON_CPU)]
-    lines = "\n\n".join([*shown, "…"]).splitlines()
+    lines = "\n\n".join([*shown, "…", end]).splitlines()
     return "\n".join(["```text", *(line.rstrip() for line in lines), "```"])
 
 

@@ -58,7 +58,8 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
     asked = exports(args, who)
     check_exports(asked)
     layout = layout_of(args, who, asked)
-    output = Output(results_to_stderr=layout is not None or "-" in asked.values(), quiet=args.quiet)
+    aside = "-" in asked.values() or (layout is not None and not args.dry_run)
+    output = Output(results_to_stderr=aside, quiet=args.quiet)
     shown = None if args.quiet else show(output.console())
     with Bar(output, who) as bar:
         run, path = _planned(args, verb, plan)

@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
     view = flags.view_of(args, "attnbench run")
     suite = DEFAULT if args.suite is None else args.suite
     done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite),
-                 lambda console: Tables(console, view))
+                            lambda console: Tables(console, view))
     return done if isinstance(done, int) else verdict(done)
