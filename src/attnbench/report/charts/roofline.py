@@ -1,6 +1,7 @@
 """Rooflines: how near each backend comes to what the machine can do at the case's intensity.
 
 One for each case, with every backend, and one of the whole run, with the fastest of each case.
+A launch that skips work stands at what it executes, with a hollow sign: its useful work is not bound by any roof.
 """
 
 from __future__ import annotations
@@ -85,24 +86,24 @@ def _figure(
     yield Figure(
         name=name, kind="roofline", title=title, case_id=table.case_id if table else None,
         folder=table.folder if table else "",
-        alt=f"Useful TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
-        spec=filled(_definition(any("e" in one for one in points)), data),
+        alt=f"TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
+        spec=filled(_definition(any("e" in one or "o" in one for one in points)), data),
     )  # fmt: skip
 
 
 def _point(record: Record, styles: Styles) -> dict[str, Any]:
     place, rate, style = intensity(record), record.rate, styles.of(backend_name(record))
     assert place is not None and rate is not None and rate.tflops is not None  # noqa: PT018 - `_is_drawn`
-    executed = record.work.executed_flops if record.work else None
-    if rate.executed_tflops is None or not executed or record.work is None or executed == record.work.flops:
-        executed = None
-    share = f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
-    return row(
-        b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=style.colour, g=style.shape,
-        x=short(place), m=short(rate.tflops), t=f"{plain(rate.tflops)} TFLOP/s{share}",
-        e=short(rate.executed_tflops) if executed and record.work else None,
-        f=short(executed / record.work.bytes) if executed and record.work else None,
-    )  # fmt: skip
+    work, share = record.work, f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
+    point = row(b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=style.colour,
+                g=style.shape)  # fmt: skip
+    if work is None or not work.executed_flops or not rate.executed_tflops or work.executed_flops == work.flops:
+        return point | {"x": short(place), "m": short(rate.tflops), "t": f"{plain(rate.tflops)} TFLOP/s{share}"}
+    executed = {"e": short(rate.executed_tflops), "f": short(work.executed_flops / work.bytes)}
+    words = f"executed {plain(rate.executed_tflops)} TFLOP/s{share}, useful {plain(rate.tflops)} TFLOP/s"
+    if work.least_flops < work.flops:  # its useful work is not bound by the roof: what it left out took no time
+        return point | {"x": executed["f"], "m": executed["e"], "t": words, "o": 1}
+    return point | executed | {"x": short(place), "m": short(rate.tflops), "t": words}
 
 
 def _name_column(points: Sequence[dict[str, Any]], bottom: float, top: float, aside: float) -> None:
@@ -180,13 +181,15 @@ def _definition(with_executed: bool) -> Spec:
         words,
         points.transform_filter("isValid(datum.y)").mark_rule(strokeWidth=1, opacity=0.6).encode(
             x=x, y=y, x2="X:Q", y2="y:Q", color=colour()),
-        points.mark_point(filled=True, size=64, opacity=1).encode(x=x, y=y, color=colour(), shape=shape(),
-                                                                 tooltip=tooltip),
+        points.transform_filter("!isValid(datum.o)").mark_point(filled=True, size=64, opacity=1).encode(
+            x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip),
         points.transform_filter("isValid(datum.y)").mark_text(
             style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")
         ).encode(x=alt.X("X:Q").scale(x_scale), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N"),
     ]  # fmt: skip
     if with_executed:
+        layers.insert(5, points.transform_filter("isValid(datum.o)").mark_point(
+            filled=False, size=64, strokeWidth=1.5).encode(x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip))
         both = points.transform_filter("isValid(datum.e)")
         layers[3:3] = [
             both.mark_rule(opacity=0.6).encode(x=x, y=y, x2="f:Q", y2="e:Q", color=colour()),
