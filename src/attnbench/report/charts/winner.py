@@ -11,7 +11,7 @@ from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.encodings import ON_A_PHONE, finished, label_limit
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.labels import LINE, LONGEST
-from attnbench.report.charts.base.panels import LENGTH, differing, panels
+from attnbench.report.charts.base.panels import FOLLOWERS, LENGTH, differing, panels
 from attnbench.report.charts.base.style import PLAIN, Styles
 
 CELL = 44
@@ -72,7 +72,7 @@ def _across(tables: Sequence[Table]) -> str | None:
         return LENGTH
     values = {name: {table.case.get(name) for table in tables} for name in varying
               if all(isinstance(table.case.get(name), int | float | str) for table in tables)}  # fmt: skip
-    return max(values, key=lambda name: len(values[name]), default=None)
+    return max(values, key=lambda name: (len(values[name]), name not in FOLLOWERS), default=None)
 
 
 def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[float, int]:
