@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from attnbench.record import Record
 from attnbench.report.charts.base.by_axis import figure_over
+from attnbench.report.charts.base.columns import interval_of
 from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.figure import Chart, Figure
 from attnbench.report.charts.base.lines import Quantity
@@ -21,8 +22,8 @@ def _tflops(table: Table, record: Record) -> float | None:
     return record.rate.tflops if record.rate else None
 
 
-TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time)
-TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, may_log=False)
+TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time, interval_of("time.median_ms"))
+TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, interval_of("rate.tflops"), may_log=False)
 OVER = Quantity(f"case.{LENGTH}", LENGTH, "sequence length", "tokens", lambda table, record: table.case.get(LENGTH))
 
 

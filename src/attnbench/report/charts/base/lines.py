@@ -18,6 +18,7 @@ from attnbench.report.charts.base.style import Styles
 HEIGHT = 320.0
 WIDE = 4.0
 "Highest over lowest from which an axis that may be logarithmic is."
+Interval = tuple[float, float] | None
 HEADINGS = {"time_ms": "Time", "tflops": "TFLOP/s"}
 
 
@@ -34,6 +35,8 @@ class Quantity:
     unit: str
     "empty for a plain number"
     of: Callable[[Table, Record], Any]
+    interval: Callable[[Record], Interval] = lambda record: None
+    "95 % interval, in the unit; None where there is none"
     may_log: bool = True
     "false where the distance from zero is the point"
 
@@ -56,6 +59,7 @@ class Point:
     x: Any
     y: float
     record: Record
+    interval: Interval = None
 
 
 def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[[Record], str]) -> list[Point]:
@@ -65,7 +69,7 @@ def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[
         for record in table.records:
             over, value = x.of(table, record), y.of(table, record)
             if over is not None and is_number(value) and math.isfinite(value):
-                found.append(Point(line(record), over, float(value), record))
+                found.append(Point(line(record), over, float(value), record, y.interval(record)))
     return found
 
 
@@ -86,7 +90,7 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
     """
     places = list(dict.fromkeys(point.x for point in points))
     numeric = all(is_number(place) for place in places)
-    values = [point.y for point in points]
+    values = [value for point in points for value in (point.y, *(point.interval or ()))]
     log = y.may_log and min(values) > 0 and max(values) > WIDE * min(values)
     names = list(dict.fromkeys(point.line for point in points))
     height = max(HEIGHT, (LINE + 1) * len(names))
@@ -94,15 +98,22 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
     if numeric:
         points = sorted(points, key=lambda point: point.x)
     ends = _ends(points, names, low, high, height, log, styles)
-    rows = [row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), c=styles.of(point.line).colour,
-                g=styles.of(point.line).shape, d=list(styles.of(point.line).dash)) for point in points]  # fmt: skip
+    rows = [_row(point, numeric, styles) for point in points]
     ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
     spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
     over = (x.axis_title, *([f"({following})"] if following else []))
     levels = steps(low, high) if log else None
-    spec = _definition(over, y.axis_title, ticks, levels, numeric, spread_out)
+    bars = any(point.interval for point in points)
+    title = y.axis_title + (" (95 % intervals)" if bars else "")
+    spec = _definition(over, title, ticks, levels, numeric, spread_out, bars)
     room = [{"m": short(low)}, {"m": short(high)}]
     return filled(spec, {"rows": rows, "ends": ends, "room": room}, height=height)
+
+
+def _row(point: Point, numeric: bool, styles: Styles) -> dict[str, Any]:
+    style, (low, high) = styles.of(point.line), point.interval or (None, None)
+    return row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), l=short(low), h=short(high),
+               c=style.colour, g=style.shape, d=list(style.dash))  # fmt: skip
 
 
 def steps(low: float, high: float) -> tuple[float, ...]:
@@ -132,7 +143,7 @@ def _ends(
 @cache
 def _definition(
     over: tuple[str, ...], title: str, ticks: tuple[float, ...] | None, levels: tuple[float, ...] | None,
-    numeric: bool, x_log: bool,
+    numeric: bool, x_log: bool, bars: bool,
 ) -> Spec:  # fmt: skip
     import altair as alt
 
@@ -153,6 +164,13 @@ def _definition(
     drawn = [base.mark_line(strokeWidth=2).encode(detail="b:N", color=colour(), strokeDash=dash)] if numeric else []
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("x", type="quantitative" if numeric else "nominal",
                title=over[0]), alt.Tooltip("m:Q", title=title)]  # fmt: skip
+    if bars:
+        tooltip += [alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]
+        known, high = base.transform_filter("isValid(datum.l)"), alt.Y("h:Q").scale(y_scale).title(title)
+        low = alt.Y("l:Q").scale(y_scale).title(title)
+        drawn += [known.mark_rule(strokeWidth=1.5).encode(y=low, y2="h:Q", color=colour()),
+                  *(known.mark_tick(orient="horizontal", size=8, thickness=1.5).encode(y=end, color=colour())
+                    for end in (low, high))]  # fmt: skip
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
     stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
         x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())
