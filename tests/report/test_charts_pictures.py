@@ -13,6 +13,7 @@ from attnbench.errors import Unavailable, UsageError
 from attnbench.record import Status
 from attnbench.report.charts import figures
 from attnbench.report.plots import add_plot_arguments, check_plot_arguments, picture, write_plots
+from attnbench.store.derive import derive
 from attnbench.store.runfile import read
 from made_up_run import make_case, make_group, make_lost, make_run
 
@@ -227,3 +228,20 @@ def test_a_missing_library_is_named_before_anything_is_drawn(monkeypatch, tmp_pa
         with pytest.raises(Unavailable, match=r"module=altair is not installed; .*; pip install altair$"):
             refused()
     assert not (tmp_path / "new").exists()
+
+
+def test_more_backends_than_colours_are_told_apart_by_colour_and_sign():
+    """Each with its sign in the map of winners, in the key below, and beside its name at the end of its line."""
+    names = [f"backend-{letter}" for letter in "abcdefghijklmn"]
+    records = []
+    for place in range(14):
+        rates = {name: 300.0 - 9 * ((number + place) % 14) for number, name in enumerate(names)}
+        records += make_group(make_case(seqlen=128 << place, seqlen_k=128 << place), rates, samples=12)
+    drawn = {one.name: one for one in figures([derive(make_run(records))]) if one.case_id is None}
+    lines = drawn["time_ms_causal_false"].spec["datasets"]
+    assert len({(one["c"], one["g"]) for one in lines["ends"]}) == 14 > len({one["c"] for one in lines["ends"]})
+    assert len({(one["c"], tuple(one["d"])) for one in lines["rows"]}) == 14, "lines, too"
+    svg = picture(drawn["winner"], "svg").decode()
+    key = re.findall(r'role-legend-symbol"[^>]*><path[^>]*d="([^"]+)" fill="(#[0-9a-f]+)"', svg)
+    assert len(key) == len(set(key)) == 14 > len({fill for _, fill in key})
+    assert set(names) <= set(texts(svg))

@@ -135,8 +135,9 @@ def _ends(
         share = at / height
         level = low * (high / low) ** share if log else low + (high - low) * share
         point = last[name]
+        style = styles.of(name)
         found.append(row(b=name, n=shortened(name), x=point.x if is_number(point.x) else str(point.x),
-                         m=short(point.y), y=short(level), c=styles.of(name).colour))  # fmt: skip
+                         m=short(point.y), y=short(level), c=style.colour, g=style.shape))  # fmt: skip
     return found
 
 
@@ -174,7 +175,9 @@ def _definition(
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
     stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
         x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())
-    names = ends.mark_text(style="label", align="left", baseline="middle", dx=5).encode(
-        x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N")
+    at_the_right = ends.encode(x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title))
+    names = at_the_right.mark_text(style="label", align="left", baseline="middle", dx=13).encode(text="n:N")
+    # Each name has its sign: of more backends than colours, colour and sign together tell whose line it is.
+    keys = at_the_right.mark_point(filled=True, size=40, opacity=1, xOffset=6).encode(color=colour(), shape=shape())
     room = alt.Chart(alt.NamedData(name="room")).mark_point(opacity=0).encode(y=y)
-    return finished(alt.layer(room, stalks, *drawn, signs, names), BELOW + TITLE_LINE * (len(over) - 1))
+    return finished(alt.layer(room, stalks, *drawn, signs, keys, names), BELOW + TITLE_LINE * (len(over) - 1))
