@@ -121,3 +121,17 @@ def _unit(column: str) -> str:
 
 def _finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
+
+
+def _time(table: Table, record: Record) -> float | None:
+    return record.time.median_ms if record.time else None
+
+
+def _tflops(table: Table, record: Record) -> float | None:
+    return record.rate.tflops if record.rate else None
+
+
+TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time, interval_of("time.median_ms"))
+TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, interval_of("rate.tflops"), may_log=False)
+SEQLEN = Quantity("case.seqlen", "seqlen", "sequence length", "tokens",
+                  lambda table, record: table.case.get("seqlen"))
