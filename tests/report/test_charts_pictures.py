@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 import struct
 from pathlib import Path
@@ -245,3 +246,18 @@ def test_more_backends_than_colours_are_told_apart_by_colour_and_sign():
     key = re.findall(r'role-legend-symbol"[^>]*><path[^>]*d="([^"]+)" fill="(#[0-9a-f]+)"', svg)
     assert len(key) == len(set(key)) == 14 > len({fill for _, fill in key})
     assert set(names) <= set(texts(svg))
+
+
+@pytest.mark.parametrize("name", ["quick-h200", "hstu-bsa-fwd-h200", "hstu-dense-fwd-h200"])
+def test_what_the_roofs_are_stands_above_them_and_above_all_signs(name):
+    """Lines of text and a room for them: neither signs nor names of backends lie there."""
+    drawn = [one for one in figures([read(RESULTS / f"{name}.json")]) if one.kind == "roofline"]
+    assert drawn
+    for figure in drawn:
+        data = figure.spec["datasets"]
+        bottom, top = (edge(one["m"] for one in data["room"]) for edge in (min, max))
+        lowest_label = max(one["y"] for one in data["labels"]) + 6.5
+        highest = max(one[key] for one in (*data["rows"], *data["roofs"]) for key in ("m", "e", "y") if key in one)
+        from_the_top = figure.spec["height"] * math.log(top / highest) / math.log(top / bottom)
+        assert lowest_label <= from_the_top + 1, figure.title
+        assert {one["n"].split()[0] for one in data["labels"]} <= {"——", "-"}
