@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.presentation.blocks import blocks
 from attnbench.record import Rate, Settings, Work
 from attnbench.stats.ratio import paired_ratio
 from attnbench.store import runfile
-from attnbench.presentation.blocks import blocks
 from attnbench.store.derive import derive, derive_group
 from made_up_run import make_case, make_group, make_record, make_run, make_time
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from attnbench.presentation.block import Column
 from attnbench.report.compared import FIRST, Compared
 from attnbench.report.diff import LEGEND, Cells, listed, remarks, shift_line, summary, table_of
 from attnbench.report.html.content import aligned
-from attnbench.presentation.block import Column
 from attnbench.verdict.change import Change
 
 COLUMN_TITLES = {"verdict": "verdict"}

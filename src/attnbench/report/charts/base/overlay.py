@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from attnbench.presentation import figures
+from attnbench.presentation.block import backend_name
 from attnbench.report.charts.base.by_axis import file_name
 from attnbench.report.charts.base.columns import SEQLEN, TIME
 from attnbench.report.charts.base.data import RunData, Table
@@ -15,8 +17,6 @@ from attnbench.report.charts.base.panels import LENGTH, Panel, panels
 from attnbench.report.charts.base.ratios import ratios
 from attnbench.report.charts.base.style import Styles
 from attnbench.report.compared import FIRST, Compared
-from attnbench.presentation import figures
-from attnbench.presentation.block import backend_name
 from attnbench.verdict.change import Change
 
 OF_FIRST, OF_LATER = (4, 3), (1, 0)
