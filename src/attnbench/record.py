@@ -2,7 +2,6 @@
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
 A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
-This module imports nothing of ours but `errors` and `text`, and no torch: reports are read on laptops.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from attnbench.text import Spelled, check_case, check_depth, check_id, shown
 
 SCHEMA = 1
 """Version of the run file; a reader refuses a newer one."""
-
 T = TypeVar("T")
 
 
@@ -117,6 +115,11 @@ class Work:
     bytes: int
     executed_flops: int | None = None
 
+    @property
+    def least_flops(self) -> int:
+        """What a share of a peak counts: executed FLOPs where the launch skips some of the useful ones, else these."""
+        return min(self.flops, self.executed_flops or self.flops)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
@@ -126,17 +129,18 @@ class Rate:
     executed_tflops: float | None = None
     gbps: float | None = None
     percent_of_peak: float | None = None
-    "share of the data-sheet peak that bounds the case; None where the peak is not known"
+    "share of the data-sheet peak that bounds the case; None where that is not known, or does not bound the launch"
+    peak_counts: Literal["useful", "executed"] | None = None
 
     @classmethod
     def of(cls, work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
-        """Work over a median time; the share of the peak is the caller's, who knows the card."""
-        executed = work.executed_flops
+        """Work over a median time; the caller, who knows the card, says the share of the peak (of `least_flops`)."""
+        share = None if (percent_of_peak or 0.0) > 100.0 else percent_of_peak  # 8-bit arithmetic, data in the L2
         return cls(
-            tflops=work.flops / median_ms / 1e9,
-            executed_tflops=None if executed is None else executed / median_ms / 1e9,
-            gbps=work.bytes / median_ms / 1e6,
-            percent_of_peak=percent_of_peak,
+            tflops=work.flops / median_ms / 1e9, gbps=work.bytes / median_ms / 1e6,
+            executed_tflops=None if work.executed_flops is None else work.executed_flops / median_ms / 1e9,
+            percent_of_peak=share,
+            peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed",
         )
 
 
@@ -331,21 +335,17 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
     if not isinstance(data, Mapping):
         raise RunFileError(f"{where}: {shown(data)} is not an object")
     hints = _hints(cls)  # type: ignore[arg-type]
-    strange = sorted(set(data) - set(hints))
-    if strange:
+    if strange := sorted(set(data) - set(hints)):
         raise RunFileError(f"{where}.{strange[0]}: unknown field; one of {', '.join(hints)}")
     plain = _plain_fields(cls)  # type: ignore[arg-type]
     values = {name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
               for name, item in data.items()}
-    missing = [name for name in _needed(cls) if name not in values]  # type: ignore[arg-type]
-    if missing:
+    if missing := [name for name in _needed(cls) if name not in values]:  # type: ignore[arg-type]
         raise RunFileError(f"{where}.{missing[0]}: missing field")
     return cls(**values)
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints = cache(typing.get_type_hints)
 
 
 @cache

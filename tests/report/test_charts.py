@@ -295,12 +295,12 @@ def test_colours_are_told_apart(kind):
     assert min(math.dist(one, other) for place, one in enumerate(seen) for other in seen[:place]) > 10
 
 
-def test_several_runs_share_inks_but_no_figure():
+def test_several_runs_share_styles():
     first = make_run(make_group(make_case(), {"a": 300.0, "b": 200.0}), id="aaaa1111")
     second = make_run(make_group(make_case(), {"c": 300.0, "b": 200.0}), id="bbbb2222")
     found = figures([first, second])
-    assert {one.folder.split("/")[0] for one in found} == {"aaaa1111", "bbbb2222"}
-    assert {one.run for one in found} == {"aaaa1111", "bbbb2222"}
+    assert {(one.folder.split("/")[0], one.run) for one in found} == {
+        ("aaaa1111", "aaaa1111"), ("bbbb2222", "bbbb2222"), ("A-and-B", None)}
     colours = [{row["b"]: row["c"] for row in one.spec["datasets"]["rows"]} for one in of(found, "time")]
     assert [set(one) for one in colours] == [{"a", "b"}, {"c", "b"}]
     assert colours[0]["b"] == colours[1]["b"]

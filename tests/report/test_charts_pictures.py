@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ from attnbench.errors import Unavailable, UsageError
 from attnbench.record import Status
 from attnbench.report.charts import figures
 from attnbench.report.plots import add_plot_arguments, check_plot_arguments, picture, write_plots
+from attnbench.store.derive import derive
 from attnbench.store.runfile import read
 from made_up_run import make_case, make_group, make_lost, make_run
 
@@ -227,3 +229,35 @@ def test_a_missing_library_is_named_before_anything_is_drawn(monkeypatch, tmp_pa
         with pytest.raises(Unavailable, match=r"module=altair is not installed; .*; pip install altair$"):
             refused()
     assert not (tmp_path / "new").exists()
+
+
+def test_more_backends_than_colours_are_told_apart_by_colour_and_sign():
+    """Each with its sign in the map of winners, in the key below, and beside its name at the end of its line."""
+    names = [f"backend-{letter}" for letter in "abcdefghijklmn"]
+    records = []
+    for place in range(14):
+        rates = {name: 300.0 - 9 * ((number + place) % 14) for number, name in enumerate(names)}
+        records += make_group(make_case(seqlen=128 << place, seqlen_k=128 << place), rates, samples=12)
+    drawn = {one.name: one for one in figures([derive(make_run(records))]) if one.case_id is None}
+    lines = drawn["time_ms_causal_false"].spec["datasets"]
+    assert len({(one["c"], one["g"]) for one in lines["ends"]}) == 14 > len({one["c"] for one in lines["ends"]})
+    assert len({(one["c"], tuple(one["d"])) for one in lines["rows"]}) == 14, "lines, too"
+    svg = picture(drawn["winner"], "svg").decode()
+    key = re.findall(r'role-legend-symbol"[^>]*><path[^>]*d="([^"]+)" fill="(#[0-9a-f]+)"', svg)
+    assert len(key) == len(set(key)) == 14 > len({fill for _, fill in key})
+    assert set(names) <= set(texts(svg))
+
+
+@pytest.mark.parametrize("name", ["quick-h200", "hstu-bsa-fwd-h200", "hstu-dense-fwd-h200"])
+def test_what_the_roofs_are_stands_above_them_and_above_all_signs(name):
+    """Lines of text and a room for them: neither signs nor names of backends lie there."""
+    drawn = [one for one in figures([read(RESULTS / f"{name}.json")]) if one.kind == "roofline"]
+    assert drawn
+    for figure in drawn:
+        data = figure.spec["datasets"]
+        bottom, top = (edge(one["m"] for one in data["room"]) for edge in (min, max))
+        lowest_label = max(one["y"] for one in data["labels"]) + 6.5
+        highest = max(one[key] for one in (*data["rows"], *data["roofs"]) for key in ("m", "e", "y") if key in one)
+        from_the_top = figure.spec["height"] * math.log(top / highest) / math.log(top / bottom)
+        assert lowest_label <= from_the_top + 1, figure.title
+        assert {one["n"].split()[0] for one in data["labels"]} <= {"——", "-"}

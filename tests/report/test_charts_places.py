@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.record import Rate, Work
+from attnbench.report.charts import figures
 from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.figure import slug
 from attnbench.report.charts.base.labels import LETTER, LINE, NARROW, around, scaled, shortened, spread
 from attnbench.report.charts.base.lines import steps
-from attnbench.report.charts.base.panels import panels
+from attnbench.report.charts.base.panels import named, panels
 from attnbench.report.charts.base.roofs import Roof, intensity, measured, promised, promised_at
+from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_record, make_run
 
 
@@ -184,3 +186,59 @@ def test_no_two_cases_share_a_folder():
                for name in ("a/b", "a_b", "a_b-2", "A?B", "..", "")]
     assert [table.folder for table in RunData(make_run(records)).tables] == [
         "a_b", "a_b-2", "a_b-2-2", "A_B-3", "unnamed", "unnamed-2"]
+
+
+def test_a_launch_that_skips_work_stands_below_the_roof():
+    """At what it executes, hollow; its useful work, over the roof, is in the words alone."""
+    dense = make_record(make_case(), "dense", tflops=600.0)
+    sparse = make_record(make_case(), "sparse", tflops=2000.0)
+    work = dataclasses.replace(sparse.work, executed_flops=sparse.work.flops // 10)
+    sparse = dataclasses.replace(sparse, work=work, rate=dataclasses.replace(sparse.rate, percent_of_peak=202.2))
+    found = [one for one in figures([derive(make_run([dense, sparse]))]) if one.kind == "roofline" and one.case_id]
+    points = {one["b"]: one for one in found[0].spec["datasets"]["rows"]}
+    assert points["sparse"]["m"] == pytest.approx(200, rel=0.02)
+    assert points["sparse"]["x"] == pytest.approx(work.executed_flops / work.bytes, rel=1e-3)
+    assert points["sparse"]["o"] == 1
+    assert "o" not in points["dense"]
+    assert "executed 200" in points["sparse"]["t"]
+    assert "20.2 % of the data sheet" in points["sparse"]["t"]
+    assert max(one["m"] for one in found[0].spec["datasets"]["roofs"]) == pytest.approx(989, rel=0.02)
+
+
+HSTU = {"batch": 32, "seqlen": 1024, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "alpha": 128**-0.5,
+        "scaling_seqlen": 1024, "causal": True, "dtype": "bf16", "mode": "fwd"}  # fmt: skip
+
+
+def hstu(attn_dim, nheads, seqlen=1024, **changed):
+    size = {"attn_dim": attn_dim, "linear_dim": attn_dim, "alpha": attn_dim**-0.5, "nheads": nheads}
+    return HSTU | size | {"seqlen": seqlen, "scaling_seqlen": seqlen, "batch": 2**18 // seqlen} | changed
+
+
+@pytest.mark.parametrize(("cases", "expected"), [
+    ([hstu(128, 4), hstu(64, 8), hstu(32, 8, linear_dim=64)], ["nheads", "attn_dim", "linear_dim"]),
+    ([hstu(128, 4), hstu(64, 4)], ["attn_dim"]),
+    ([hstu(128, 4), hstu(128, 4, alpha=0.5)], ["alpha"]),
+    ([hstu(128, 4), hstu(64, 4), hstu(64, 4, alpha=0.5)], ["attn_dim", "alpha"]),
+    ([hstu(128, 4, seqlen) for seqlen in (512, 1024)], ["batch", "seqlen"]),
+    ([make_case(window=window) for window in (None, 128)], ["window"]),
+    ([hstu(128, 4) | {"sparsity": share} for share in (0.3, 0.6)], ["sparsity"]),
+])  # fmt: skip
+def test_a_shape_is_named_by_whole_numbers_and_a_fraction_only_where_it_says_more(cases, expected):
+    assert named(cases) == expected
+
+
+@pytest.mark.parametrize("sizes", [[(128, 4), (64, 8)], [(128, 4), (64, 8), (32, 8)], [(256, 2), (32, 16)]])
+def test_panels_of_hstu_are_named_by_the_size_of_a_head(sizes):
+    cases = [hstu(attn_dim, nheads, seqlen) for attn_dim, nheads in sizes for seqlen in (512, 2048)]
+    tables_of_all = RunData(make_run(_records(cases))).tables
+    assert [one.words for one in panels(tables_of_all, "seqlen")] == [f"attn_dim {size}" for size, _ in sizes]
+    single = [hstu(attn_dim, nheads) for attn_dim, nheads in sizes]
+    (winner,) = [one for one in figures([derive(make_run(_records(single)))]) if one.kind == "winner"]
+    assert {cell["x"] for cell in winner.spec["datasets"]["cells"]} == {str(size) for size, _ in sizes}
+
+
+def _records(cases):
+    """Two backends on each of some cases of any workload."""
+    return [dataclasses.replace(make_record(make_case(), name, tflops=rate), case=case, case_id=f"{place}",
+                                group=f"{place}")
+            for place, case in enumerate(cases) for name, rate in (("a", 300.0), ("b", 200.0))]

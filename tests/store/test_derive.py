@@ -1,11 +1,16 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from attnbench.record import Settings
+from attnbench.presentation.blocks import blocks
+from attnbench.record import Rate, Settings, Work
 from attnbench.stats.ratio import paired_ratio
+from attnbench.store import runfile
 from attnbench.store.derive import derive, derive_group
 from made_up_run import make_case, make_group, make_record, make_run, make_time
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def pair(base_ms, own_ms, base=None, own=None):
@@ -73,3 +78,43 @@ def test_records_stay_in_their_order_when_groups_are_mixed():
     mixed = records[::2] + records[1::2]
     found = derive(make_run(mixed)).records
     assert [(item.case_id, item.backend) for item in found] == [(item.case_id, item.backend) for item in mixed]
+
+
+def sparse(**rate):
+    """A record that did a tenth of its useful work."""
+    record = make_record(make_case(), "sparse", tflops=2000.0)
+    work = dataclasses.replace(record.work, executed_flops=record.work.flops // 10)
+    return dataclasses.replace(record, work=work, rate=dataclasses.replace(record.rate, **rate))
+
+
+def test_the_share_of_the_peak_of_skipped_work_counts_executed_work():
+    """Files from before `peak_counts` have the useful work in it: here twice the peak."""
+    (old,) = derive(make_run([sparse(percent_of_peak=202.0)])).records
+    assert old.rate.percent_of_peak == pytest.approx(20.2, rel=0.01)
+    assert old.rate.peak_counts == "executed"
+    (new,) = derive(make_run([sparse(percent_of_peak=20.2, peak_counts="executed")])).records
+    assert new.rate.percent_of_peak == pytest.approx(20.2, rel=0.01)
+    assert derive(derive(make_run([sparse(percent_of_peak=202.0)]))).records == (old,)
+    dense = derive(make_run([make_record(make_case(), "dense", tflops=500.0)])).records[0].rate
+    assert (dense.peak_counts, dense.percent_of_peak) == ("useful", pytest.approx(100 * 500 / 989, rel=0.01))
+
+
+def test_more_than_the_peak_is_no_share_of_it():
+    work = Work(flops=2_000_000_000, bytes=1)
+    assert Rate.of(work, 1.0, 100.0).percent_of_peak == 100.0
+    assert Rate.of(work, 1.0, 100.5) == Rate(tflops=2.0, gbps=1e-6)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("hstu-bsa-*-h200.json")), ids=lambda path: path.stem)
+def test_no_committed_row_is_over_the_peak_and_executed_work_is_named(path):
+    run = runfile.read(path)
+    lines = [(line.record, line.cells) for block in blocks(run) for line in block.lines
+             if "phase" not in line.cells]
+    sparse_rows = [(record, cells) for record, cells in lines if record.backend == "hstu-bsa-triton"]
+    assert sparse_rows
+    for record, cells in lines:
+        skips = record.work.least_flops < record.work.flops
+        assert cells.get("peak_executed" if skips else "peak", "") or not record.rate
+        assert not cells.get("peak" if skips else "peak_executed")
+        assert record.rate is None or 0 < record.rate.percent_of_peak <= 100
+    assert all(record.rate.peak_counts == "executed" for record, _ in sparse_rows)

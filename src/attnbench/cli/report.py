@@ -21,8 +21,8 @@ def add_arguments(parser: Parser) -> None:
     from attnbench.report.plots import add_plot_arguments
 
     parser.add_argument("runs", nargs="+", metavar="RUN...", help=(
-        "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, their "
-        "charts and rows joined"))
+        "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, each later "
+        "one compared with the first, their rows joined"))
     group = parser.add_argument_group("output")
     group.add_argument("--html", metavar="PATH", help=(
         "the page, in one file that opens offline; - for stdout (default: beside the first run file, "

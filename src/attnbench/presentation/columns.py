@@ -29,6 +29,7 @@ COLUMNS = (
     Column("processes", "processes", 4),
     Column("tflops", "TFLOP/s", 2),
     Column("peak", "% peak", 6),
+    Column("peak_executed", "% peak executed", 6),
     Column("gbps", "GB/s", 8),
     Column("memory", "MiB", 5),
     Column("error", "max error", 9),
@@ -46,7 +47,8 @@ VALUES: dict[str, Callable[[Record], float | None]] = {
     "margin": lambda record: figures.time_half(record.time) if record.time else None,
     "speedup": lambda record: record.speedup.ratio if record.speedup else None,
     "tflops": lambda record: record.rate.tflops if record.rate else None,
-    "peak": lambda record: record.rate.percent_of_peak if record.rate else None,
+    "peak": lambda record: _share(record, executed=False),
+    "peak_executed": lambda record: _share(record, executed=True),
     "gbps": lambda record: record.rate.gbps if record.rate else None,
     "memory": lambda record: record.memory.peak_allocated_mb if record.memory else None,
     "error": lambda record: _worst_error(record)[0],
@@ -58,7 +60,7 @@ VALUES: dict[str, Callable[[Record], float | None]] = {
     "setup": lambda record: record.time.setup_ms if record.time else None,
 }
 """What a column's number is, in milliseconds where it is a time: rows are sorted by it."""
-MOST_FIRST = ("speedup", "tflops", "peak", "gbps", "samples")
+MOST_FIRST = ("speedup", "tflops", "peak", "peak_executed", "gbps", "samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,20 @@ def line_of(
         "spread": figures.spread(median, spread),
         "processes": str(processes or ""),
         "tflops": figures.measured(tflops, tflops * relative if tflops and relative is not None else None),
-        "peak": figures.plain(rate.percent_of_peak if rate else None),
+        "peak": figures.plain(_share(record, executed=False)),
+        "peak_executed": figures.plain(_share(record, executed=True)),
         "gbps": figures.plain(rate.gbps if rate else None),
         "memory": _fixed(memory.peak_allocated_mb if memory else None, 1),
         "samples": "" if time.num_samples is None else str(time.num_samples),
     }
     cells |= _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record)
     return Line(record, cells, fastest, processes)
+
+
+def _share(record: Record, *, executed: bool) -> float | None:
+    """Percent of the peak, if it counts what is asked for: useful and executed work never share a column."""
+    rate = record.rate
+    return rate.percent_of_peak if rate and (rate.peak_counts == "executed") == executed else None
 
 
 def _speedup_cells(record: Record, bases: Collection[str]) -> dict[str, str]:

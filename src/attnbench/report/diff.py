@@ -65,7 +65,7 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
         paper.print(_table(shown, paper))
         _seen_from(shown, paper)
     _lists(found, paper)
-    for note in _remarks(shown, found):
+    for note in remarks(shown, found):
         paper.item("note", note, style="yellow")
     paper.gap()
     paper.line(summary(found) + ("" if len(shown) == len(found.changes) else "; --all lists the rest"), "bold")
@@ -80,9 +80,9 @@ def markdown(found: Diff) -> str:
     loud = [one for one in found.changes if one.verdict != "same"]
     same = [one for one in found.changes if one.verdict == "same"]
     lines += [*_markdown_table(loud), ""] if loud else []
-    for label, items in _listed(found):
+    for label, items in listed(found):
         lines += [f"- **{label}** {plain(text)}" for text in items]
-    lines += [f"- {plain(note)}" for note in _remarks(loud, found)]
+    lines += [f"- {plain(note)}" for note in remarks(loud, found)]
     if same:
         lines += ["", f"<details><summary>{len(same)} the same</summary>", "", *_markdown_table(same), "", "</details>"]
     return "\n".join([*lines, "", plain(LEGEND)]) + "\n"
@@ -156,7 +156,7 @@ def _table(changes: Sequence[Change], paper: Paper) -> Table:
 
 def _fitting(changes: Sequence[Change], paper: Paper) -> tuple[dict[str, list[str]], list[Column]]:
     """All texts, and the columns that the page has room for."""
-    columns, cells = _cells(changes)
+    columns, cells = table_of(changes)
     texts = {column.key: [*map(paper.words, _aligned(column, cells))] for column in columns}
     return texts, fitting(columns, texts, paper.width)
 
@@ -172,13 +172,14 @@ def _seen_from(changes: Sequence[Change], paper: Paper) -> None:
 
 
 def _markdown_table(changes: Sequence[Change]) -> Iterator[str]:
-    columns, cells = _cells(changes)
+    columns, cells = table_of(changes)
     yield row([plain(column.title) for column in columns])
     yield row(["---:" if column.number else ":---" for column in columns])
     yield from (row([plain(line.get(column.key, "")) for column in columns]) for line in cells)
 
 
-def _cells(changes: Sequence[Change]) -> tuple[list[Column], list[Cells]]:
+def table_of(changes: Sequence[Change]) -> tuple[list[Column], list[Cells]]:
+    """Columns that say something, and the texts of each row by their keys."""
     unit = figures.unit_for(ms for one in changes for ms in (one.a_ms, one.b_ms))
     columns = [
         Column("case", "case", 0, number=False),
@@ -243,12 +244,12 @@ def _style(column: Column, one: Change) -> str:
 
 
 def _lists(found: Diff, paper: Paper) -> None:
-    for label, items in _listed(found):
+    for label, items in listed(found):
         for text in items:
             paper.item(label, text, style="red" if label == "lost" else "dim")
 
 
-def _listed(found: Diff) -> Iterator[tuple[str, list[str]]]:
+def listed(found: Diff) -> Iterator[tuple[str, list[str]]]:
     """What has no verdict, kind by kind."""
     yield "lost", [_turned(one) for one in found.turned if one.is_regression]
     yield "turned", [_turned(one) for one in found.turned if not one.is_regression]
@@ -271,7 +272,8 @@ def _rows(records: Iterable[Record]) -> list[str]:
             for name, cases in by_backend.items()]
 
 
-def _remarks(shown: Sequence[Change], found: Diff) -> Iterator[str]:
+def remarks(shown: Sequence[Change], found: Diff) -> Iterator[str]:
+    """What a reader of some rows must know of them, and of the whole."""
     said = [one for one in shown if one.remark and one.verdict != "same"]
     yield from (f"{one.a.case_id} {backend_name(one.a)}: {one.remark}" for one in said[:MOST_REMARKS])
     if len(said) > MOST_REMARKS:

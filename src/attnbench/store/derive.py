@@ -76,6 +76,9 @@ def rate_at(record: Record, median_ms: float | None) -> Rate | None:
     share = stored.percent_of_peak
     if share is not None and old:
         share *= old / median_ms  # the peak stays what it was, only the time is corrected
+    if share is not None and stored.peak_counts is None and record.work.flops:
+        # Older files count useful work, whoever skipped it.  Where memory bounds the case this says too little.
+        share *= record.work.least_flops / record.work.flops
     return Rate.of(record.work, median_ms, share)
 
 

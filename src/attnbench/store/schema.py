@@ -88,10 +88,10 @@ def _type(hint: Any) -> dict[str, Any]:
         return {"enum": list(args)}
     if origin is tuple:
         return {"type": "array", "items": _type(args[0])}
+    if origin in (types.UnionType, typing.Union):  # of a Literal it is the latter
+        return _union([_type(item) for item in args])
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _type(args[1])}
-    if isinstance(hint, types.UnionType):
-        return _union([_type(item) for item in args])
     if issubclass(hint, StrEnum):
         return {"enum": [item.value for item in hint]}
     return {"$ref": f"#/$defs/{hint.__name__}"}

@@ -87,12 +87,16 @@ class RecordBuilder:
         """Correct and timed."""
         work, median_ms = self._work(), statistics.median(timing.samples_ms)
         short = power is not None and median_ms < 1e3 * _period_s(power)
+        share = percent_of_peak(work, median_ms, self.case.dtype, self.device)
+        if share is not None and share > 100.0:
+            self.note(f"{share:.0f} % of the {self.case.dtype} peak of the data sheet, which thus does not bound it "
+                      "(8-bit arithmetic, data in the L2): no share is given")
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
             phases=phases, yardsticks=yardsticks, ceilings=self.ceilings, kernels=timing.kernels,
             kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
-            rate=Rate.of(work, median_ms, percent_of_peak(work, median_ms, self.case.dtype, self.device)),
+            rate=Rate.of(work, median_ms, share),
             notes=(*self.notes, *timing.notes),
         )
 
@@ -145,7 +149,10 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
 
 
 def percent_of_peak(work: Work, median_ms: float, dtype: str, device: str) -> float | None:
-    """Share of the data sheet's peak that bounds the case (roofline); None where the card is not listed."""
+    """Share of the data sheet's peak that bounds the case (roofline); None where the card is not listed.
+
+    Of executed work where the launch skips some: what was left out cannot fill the card.
+    """
     from attnbench.machine.peaks import peak
 
     if device.startswith("cpu"):
@@ -155,7 +162,7 @@ def percent_of_peak(work: Work, median_ms: float, dtype: str, device: str) -> fl
     found = peak(torch.cuda.get_device_name(device), dtype)
     if found is None or found.tflops is None or found.memory_tbps is None:
         return None
-    least_ms = max(work.flops / found.tflops, work.bytes / found.memory_tbps) / 1e9
+    least_ms = max(work.least_flops / found.tflops, work.bytes / found.memory_tbps) / 1e9
     return 100 * least_ms / median_ms
 
 

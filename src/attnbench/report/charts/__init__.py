@@ -14,7 +14,9 @@ from attnbench.formats import scan
 from attnbench.record import Run
 from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.figure import Chart, Figure, run_folders
+from attnbench.report.charts.base.overlay import overlays
 from attnbench.report.charts.base.style import Styles
+from attnbench.report.compared import Compared, compare
 
 __all__ = ["Figure", "chart_names", "figures"]
 
@@ -24,19 +26,22 @@ def chart_names() -> list[str]:
     return [name for name, _ in _charts()]
 
 
-def figures(runs: Sequence[Run]) -> list[Figure]:
-    """Every figure that has something to show: run by run, those of the whole run before its cases.
+def figures(runs: Sequence[Run], comparisons: Sequence[Compared] | None = None) -> list[Figure]:
+    """Every figure that has something to show: run by run, those of the whole run before its cases; then two runs each.
 
     Args:
-        runs: with their statistics derived (`store.runfile.read`).  A backend has one colour in all
-            of them; runs are never mixed in a figure.
+        runs: with their statistics derived (`store.runfile.read`).  A backend has one colour in all of them.
+        comparisons: of the later runs with the first (`compared.compare`); None: they are made here.
     """
     styles, found = Styles(runs), []
     charts = [chart for _, chart in _charts()]
-    for run, place in zip(runs, run_folders(runs), strict=True):
-        data = RunData(run)
+    prepared = [RunData(run) for run in runs]
+    for run, data, place in zip(runs, prepared, run_folders(runs), strict=True):
         drawn = [figure for chart in charts for figure in chart.draw(data, styles)]
         found += [figure.of_run(run.id, place) for figure in _by_case(drawn)]
+    found_of_two = compare(runs) if comparisons is None else comparisons
+    for later, compared in zip(prepared[1:], found_of_two, strict=True):
+        found += overlays(prepared[0], later, compared, styles)
     return found
 
 

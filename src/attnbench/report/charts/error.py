@@ -72,7 +72,7 @@ def _definition(unit: str, log: bool) -> Spec:
     x = alt.X("m:Q").scale(log_or_linear(log, padding=12))
     x = x.title(f"median time, {unit} (further left is faster)")
     y = alt.Y("e:Q").scale(alt.Scale(zero=True, nice=False)).axis(alt.Axis(tickCount=5))
-    y = y.title("largest error, % of its budget (lower is closer)")
+    y = y.title(["largest error, % of its budget", "(lower is closer)"])
     base = alt.Chart(alt.NamedData(name="rows")).encode(x=x, y=y)
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title="time, error"),
                alt.Tooltip("o:N", title="of output")]  # fmt: skip

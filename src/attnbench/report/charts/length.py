@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attnbench.record import Record
 from attnbench.report.charts.base.by_axis import figure_over
-from attnbench.report.charts.base.data import RunData, Table
+from attnbench.report.charts.base.columns import SEQLEN, TFLOPS, TIME
+from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.figure import Chart, Figure
-from attnbench.report.charts.base.lines import Quantity
 from attnbench.report.charts.base.panels import LENGTH, panels
 from attnbench.report.charts.base.style import Styles
-
-
-def _time(table: Table, record: Record) -> float | None:
-    return record.time.median_ms if record.time else None
-
-
-def _tflops(table: Table, record: Record) -> float | None:
-    return record.rate.tflops if record.rate else None
-
-
-TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time)
-TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, may_log=False)
-OVER = Quantity(f"case.{LENGTH}", LENGTH, "sequence length", "tokens", lambda table, record: table.case.get(LENGTH))
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
@@ -34,7 +20,7 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if LENGTH in table.case], LENGTH):
             for metric in (TIME, TFLOPS):
-                yield from figure_over(panel, OVER, metric, styles, kind="length", conditions=conditions, mark=mark)
+                yield from figure_over(panel, SEQLEN, metric, styles, kind="length", conditions=conditions, mark=mark)
 
 
 CHART = Chart(rank=1, draw=draw)

@@ -1,11 +1,11 @@
 """Rooflines: how near each backend comes to what the machine can do at the case's intensity.
 
 One for each case, with every backend, and one of the whole run, with the fastest of each case.
+A launch that skips work stands at what it executes, with a hollow sign: its useful work is not bound by any roof.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -21,10 +21,12 @@ from attnbench.report.charts.base.roofs import Roof, intensity, measured, promis
 from attnbench.report.charts.base.style import PLAIN, Styles
 
 HEIGHT = 320.0
-ABOVE = 14.0
-"Pixels between two roofs in which the words of the lower one fit."
+ABOVE = 0.14
+"Share of the plot's height kept above the roofs for what they are."
 MEASURED, PROMISED = "measured", "data sheet"
 DASH = {MEASURED: [1, 0], PROMISED: [5, 4]}
+LINES = {MEASURED: "——", PROMISED: "- - -"}
+"The same in text."
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
@@ -68,9 +70,10 @@ def _figure(
     low, high = min(xs) / 3, max(xs) * 3
     lines = {kind: roof.line(low, high) for kind, roof in roofs.items()}
     ys = [one["m"] for one in points] + [one["e"] for one in points if "e" in one]
-    bottom, top = min(ys) / 1.6, 1.7 * max([*ys, *marks.values(), *(y for line in lines.values() for _, y in line)])
+    bottom, most = min(ys) / 1.6, 1.1 * max([*ys, *marks.values(), *(y for line in lines.values() for _, y in line)])
+    top = most * (most / bottom) ** (ABOVE / (1.0 - ABOVE))
     if table:
-        _name_column(points, bottom, top, (high / low) ** 0.035)
+        _name_column(points, (low, high), (bottom, top))
     else:
         _name_around(points, (low, high), (bottom, top))
     corners = [{"k": kind, "x": short(x), "m": short(y), "d": DASH[kind]}
@@ -79,38 +82,41 @@ def _figure(
         corners += [{"k": f"{place}", "x": short(place * side), "m": short(roof), "d": DASH[PROMISED]}
                     for place, roof in marks.items() for side in (0.8, 1.25)]  # fmt: skip
     room = [{"x": short(x), "m": short(y)} for x in (low, high) for y in (bottom, top)]
-    data = {"rows": points, "roofs": corners, "said": _said(roofs, marks, high, top / bottom), "room": room}
+    data = {"rows": points, "roofs": corners, "labels": _labels(roofs, marks), "room": room}
     ordered = points if table else sorted(points, key=lambda one: one["m"])[::max(len(points) - 1, 1)]
     told = "; ".join(f"{one['b']} {one['t']}" for one in ordered)
     yield Figure(
         name=name, kind="roofline", title=title, case_id=table.case_id if table else None,
         folder=table.folder if table else "",
-        alt=f"Useful TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
-        spec=filled(_definition(any("e" in one for one in points)), data),
+        alt=f"TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
+        spec=filled(_definition(any("e" in one or "o" in one for one in points)), data),
     )  # fmt: skip
 
 
 def _point(record: Record, styles: Styles) -> dict[str, Any]:
     place, rate, style = intensity(record), record.rate, styles.of(backend_name(record))
     assert place is not None and rate is not None and rate.tflops is not None  # noqa: PT018 - `_is_drawn`
-    executed = record.work.executed_flops if record.work else None
-    if rate.executed_tflops is None or not executed or record.work is None or executed == record.work.flops:
-        executed = None
-    share = f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
-    return row(
-        b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=style.colour, g=style.shape,
-        x=short(place), m=short(rate.tflops), t=f"{plain(rate.tflops)} TFLOP/s{share}",
-        e=short(rate.executed_tflops) if executed and record.work else None,
-        f=short(executed / record.work.bytes) if executed and record.work else None,
-    )  # fmt: skip
+    work, share = record.work, f", {plain(rate.percent_of_peak)} % of the data sheet" if rate.percent_of_peak else ""
+    point = row(b=backend_name(record), n=shortened(backend_name(record)), i=record.case_id, c=style.colour,
+                g=style.shape)  # fmt: skip
+    if work is None or not work.executed_flops or not rate.executed_tflops or work.executed_flops == work.flops:
+        return point | {"x": short(place), "m": short(rate.tflops), "t": f"{plain(rate.tflops)} TFLOP/s{share}"}
+    executed = {"e": short(rate.executed_tflops), "f": short(work.executed_flops / work.bytes)}
+    words = f"executed {plain(rate.executed_tflops)} TFLOP/s{share}, useful {plain(rate.tflops)} TFLOP/s"
+    if work.least_flops < work.flops:  # its useful work is not bound by the roof: what it left out took no time
+        return point | {"x": executed["f"], "m": executed["e"], "t": words, "o": 1}
+    return point | executed | {"x": short(place), "m": short(rate.tflops), "t": words}
 
 
-def _name_column(points: Sequence[dict[str, Any]], bottom: float, top: float, aside: float) -> None:
-    """Names of one case: in a column right of the signs, each at the end of a stalk."""
+def _name_column(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
+    """Names of one case: in a column beside the signs, where there is more room, each at the end of a stalk."""
+    (low, high), (bottom, top) = across, up
     heights = scaled([bottom, top, *(one["m"] for one in points)], HEIGHT, log=True)[2:]
+    aside = (high / low) ** 0.035
     for one, at in zip(points, spread(heights, LINE, LINE, HEIGHT - LINE), strict=True):
-        one |= {"X": short(one["x"] * aside), "y": short(bottom * (top / bottom) ** (at / HEIGHT)), "dx": 3,
-                "a": "left"}  # fmt: skip
+        left = one["x"] ** 2 > low * high
+        one |= {"X": short(one["x"] / aside if left else one["x"] * aside), "dx": -3 if left else 3,
+                "y": short(bottom * (top / bottom) ** (at / HEIGHT)), "a": "right" if left else "left"}  # fmt: skip
 
 
 def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
@@ -130,21 +136,12 @@ def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], 
                 "a": place.align}  # fmt: skip
 
 
-def _said(roofs: dict[str, Roof], marks: dict[float, float], high: float, decades: float) -> list[dict[str, Any]]:
-    """What is written on the roofs, at their right ends."""
-    found, flats = [], [roof.flat for roof in roofs.values() if roof.flat]
-    apart = len(flats) < 2 or HEIGHT * math.log(max(flats) / min(flats)) / math.log(decades) > ABOVE
-    for kind, roof in roofs.items():
-        end = roof.line(high, high)
-        if end:
-            lower = not apart and roof.flat == min(flats)
-            found.append({"x": short(high), "m": short(end[-1][1]), "n": _bounds(kind, roof), "a": "right",
-                          "l": "top" if lower else "bottom"})  # fmt: skip
+def _labels(roofs: dict[str, Roof], marks: dict[float, float]) -> list[dict[str, Any]]:
+    """What the roofs are, line by line in the room above them: beside the roofs it would meet signs and names."""
+    texts = [f"{LINES[kind]} {_bounds(kind, roof)}" for kind, roof in roofs.items() if roof.flat or roof.slope]
     if not roofs[PROMISED].flat and not roofs[PROMISED].slope and marks:
-        place, roof_at = max(marks.items())
-        found.append({"x": short(place), "m": short(roof_at), "n": f"{PROMISED}: {plain(roof_at)} TFLOP/s here",
-                      "a": "center", "l": "bottom"})  # fmt: skip
-    return found
+        texts.append(f"{LINES[PROMISED]} {PROMISED}: {plain(max(marks.items())[1])} TFLOP/s here")
+    return [{"n": text, "y": (place + 0.5) * LINE} for place, text in enumerate(texts)]
 
 
 def _bounds(kind: str, roof: Roof) -> str:
@@ -168,25 +165,27 @@ def _definition(with_executed: bool) -> Spec:
     title = "TFLOP/s (filled: useful work; hollow: executed)" if with_executed else "useful work, TFLOP/s"
     x = alt.X("x:Q").scale(x_scale).axis(alt.Axis(tickCount=6)).title("arithmetic intensity, FLOP/byte")
     y = alt.Y("m:Q").scale(y_scale).axis(alt.Axis(tickCount=6)).title(title)
-    points, roofs, said, room = (alt.Chart(alt.NamedData(name=name)) for name in ("rows", "roofs", "said", "room"))
+    points, roofs, labels, room = (alt.Chart(alt.NamedData(name=name)) for name in ("rows", "roofs", "labels", "room"))
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("i:N", title="case"), alt.Tooltip("t:N", title="rate"),
                alt.Tooltip("x:Q", title="FLOP/byte")]  # fmt: skip
     dash = alt.StrokeDash("d:N").scale(None).legend(None)
-    words = said.mark_text(style="note", align=alt.expr("datum.a"), baseline=alt.expr("datum.l"), dx=0,
-                           dy=alt.expr("datum.l == 'top' ? 5 : -4")).encode(x=x, y=y, text="n:N")  # fmt: skip
+    words = labels.mark_text(style="note", align="right", baseline="middle", dy=alt.expr("datum.y")).encode(
+        x=alt.value("width"), y=alt.value(0), text="n:N")  # fmt: skip
     layers = [
         room.mark_point(opacity=0).encode(x=x, y=y),
         roofs.mark_line(color=PLAIN, strokeWidth=1.5).encode(x=x, y=y, detail="k:N", strokeDash=dash),
         words,
         points.transform_filter("isValid(datum.y)").mark_rule(strokeWidth=1, opacity=0.6).encode(
             x=x, y=y, x2="X:Q", y2="y:Q", color=colour()),
-        points.mark_point(filled=True, size=64, opacity=1).encode(x=x, y=y, color=colour(), shape=shape(),
-                                                                 tooltip=tooltip),
+        points.transform_filter("!isValid(datum.o)").mark_point(filled=True, size=64, opacity=1).encode(
+            x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip),
         points.transform_filter("isValid(datum.y)").mark_text(
             style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")
         ).encode(x=alt.X("X:Q").scale(x_scale), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N"),
     ]  # fmt: skip
     if with_executed:
+        layers.insert(5, points.transform_filter("isValid(datum.o)").mark_point(
+            filled=False, size=64, strokeWidth=1.5).encode(x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip))
         both = points.transform_filter("isValid(datum.e)")
         layers[3:3] = [
             both.mark_rule(opacity=0.6).encode(x=x, y=y, x2="f:Q", y2="e:Q", color=colour()),

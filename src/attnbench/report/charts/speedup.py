@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record
 from attnbench.report.charts.base.data import RunData, Table
-from attnbench.report.charts.base.encodings import (
-    STEP,
-    TWO_LINES,
-    backends_axis,
-    colour,
-    figures_at_the_right,
-    finished,
-    shape,
-)
-from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row, short
-from attnbench.report.charts.base.style import PLAIN, Styles
+from attnbench.report.charts.base.encodings import STEP
+from attnbench.report.charts.base.figure import Chart, Figure, filled, row, short
+from attnbench.report.charts.base.ratios import ratios
+from attnbench.report.charts.base.style import Styles
+
+TITLE = ("speed-up, times the baseline's speed", "(median of the ratios, 95 % interval)")
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
@@ -52,7 +46,7 @@ def _figure(table: Table, baseline: str, compared: list[Record], styles: Styles,
         title=f"Speed-up against {baseline}, {table.case_id}",
         alt=alt,
         case_id=table.case_id,
-        spec=filled(_definition(), {"rows": rows, "even": [{"m": 1}]}, height=STEP * len(rows)),
+        spec=filled(ratios(TITLE, "speed-up"), {"rows": rows, "even": [{"m": 1}]}, height=STEP * len(rows)),
     )
 
 
@@ -66,29 +60,6 @@ def _row(record: Record, styles: Styles) -> dict[str, Any]:
         h=short(speedup.ci_high), v=speedup.verdict,
         t=" ".join(filter(None, (f"{figures.measured(speedup.ratio, half)}x", margin, speedup.verdict))),
     )  # fmt: skip
-
-
-@cache
-def _definition() -> Spec:
-    import altair as alt
-
-    # A ratio and its inverse lie as far from 1; the line of the baseline is always in view.
-    scale = alt.Scale(type="log", nice=False, padding=14)
-    title = ["speed-up, times the baseline's speed", "(median of the ratios, 95 % interval)"]
-    base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
-    even = alt.Chart(alt.NamedData(name="even")).mark_rule(strokeDash=[4, 3], color=PLAIN, strokeWidth=1.5)
-    even = even.encode(x=alt.X("m:Q").scale(scale).title(title))
-    stem = base.mark_rule(strokeWidth=1.5, opacity=0.5).encode(
-        x=alt.X("m:Q").scale(scale).title(title), x2=alt.datum(1), color=colour())
-    interval = (
-        base.transform_filter("isValid(datum.l)").mark_rule(strokeWidth=4, strokeCap="round")
-        .encode(x=alt.X("l:Q").scale(scale).title(title), x2="h:Q", color=colour())
-    )  # fmt: skip
-    tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title="speed-up"),
-               alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]  # fmt: skip
-    point = base.mark_point(filled=True, size=52, opacity=1).encode(
-        x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
-    return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 
 CHART = Chart(rank=11, draw=draw)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Any
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
@@ -51,7 +52,10 @@ def _figure(table: Table, styles: Styles) -> Figure:
     medians = [record.time.median_ms for record in table.records if record.time and record.time.median_ms]
     unit = figures.unit_for(medians)
     rows = [_row(record, table, unit, styles) for record in table.records]
-    spec = _definition(unit.name, max(medians) > WIDE * min(medians))
+    # A linear axis over a narrow range ends above 0, whatever room is left at its ends; a wide range is logarithmic.
+    drawn = [value for one in rows for value in (one["m"], *one["s"], one.get("l"), one.get("h")) if value]
+    wide = max(drawn) > WIDE * min(drawn)
+    spec = _definition(unit.name, wide)
     fastest = backend_name(table.records[0])
     alt = (f"Median time in {unit.name} of {len(rows)} backends on {table.case_id}, fastest first: "
            + ", ".join(f"{one['b']} {one['t']}" for one in rows) + ".")  # fmt: skip
@@ -66,13 +70,13 @@ def _figure(table: Table, styles: Styles) -> Figure:
     )
 
 
-def _row(record: Record, table: Table, unit: figures.Unit, styles: Styles) -> dict[str, object]:
+def _row(record: Record, table: Table, unit: figures.Unit, styles: Styles) -> dict[str, Any]:
     time, style = record.time, styles.of(backend_name(record))
     assert time is not None  # a table holds timed records only
     scale = unit.per_ms
 
     def at(value: float | None) -> float | None:
-        return None if value is None else short(value * scale)
+        return short(value * scale) if value and value > 0 else None  # below the timer's tick: no place on an axis
 
     half, median = figures.time_half(time), time.median_ms or 0.0
     members = table.processes[record.backend]
@@ -83,7 +87,7 @@ def _row(record: Record, table: Table, unit: figures.Unit, styles: Styles) -> di
     return row(
         b=backend_name(record), c=style.colour, g=style.shape, m=at(median), l=at(time.ci_low_ms),
         h=at(time.ci_high_ms), t=f"{label} {unit.name}",
-        n=time.num_samples, s=[at(sample) for sample in drawn_samples(samples)],
+        n=time.num_samples, s=[place for sample in drawn_samples(samples) if (place := at(sample))],
     )  # fmt: skip
 
 

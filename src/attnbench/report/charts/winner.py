@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from attnbench.presentation.block import backend_name
 from attnbench.report.charts.base.data import RunData, Table
-from attnbench.report.charts.base.encodings import ON_A_PHONE, finished, label_limit
+from attnbench.report.charts.base.encodings import ON_A_PHONE, TITLE_LINE, finished, label_limit
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.labels import LINE, LONGEST
-from attnbench.report.charts.base.panels import LENGTH, differing, panels
-from attnbench.report.charts.base.style import PLAIN, Styles
+from attnbench.report.charts.base.panels import FOLLOWERS, LENGTH, differing, panels
+from attnbench.report.charts.base.style import PLAIN, Style, Styles
 
+ABOVE = 32
+"Pixels of the axis above the cells, without its title."
 CELL = 44
 "Pixels of a row of cells."
 ROOMY = 5
 "Columns whose cells have room for most names."
+TIGHT = "bandwidth('x') < 100"
+"Cells that have no room for names."
+KEY_COLUMNS, ON_A_PHONE_COLUMNS, KEY_ROW = 4, 2, 18
+"Names beside each other below the map, and pixels of a line of them."
 NOBODY = "no clear winner"
 
 
@@ -50,8 +57,8 @@ def _figure(tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequ
     wins: dict[str, int] = {}
     for cell in clear:
         wins[cell["b"]] = wins.get(cell["b"], 0) + 1
-    # Where cells are too narrow for names their colours are named below.
-    key = tuple((name, styles.of(name).colour) for name in wins) if len(columns) > ROOMY else ()
+    # Where cells may be too narrow for names they have signs, and these are named below with their colours.
+    key = tuple((name, styles.of(name)) for name in wins) if len(columns) > ROOMY else ()
     told = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
     unclear = len(cells) - len(clear)
     words = ", ".join(filter(None, (told, f"{unclear} without a clear winner" if unclear else "")))
@@ -72,7 +79,7 @@ def _across(tables: Sequence[Table]) -> str | None:
         return LENGTH
     values = {name: {table.case.get(name) for table in tables} for name in varying
               if all(isinstance(table.case.get(name), int | float | str) for table in tables)}  # fmt: skip
-    return max(values, key=lambda name: len(values[name]), default=None)
+    return max(values, key=lambda name: (len(values[name]), name not in FOLLOWERS), default=None)
 
 
 def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[float, int]:
@@ -98,14 +105,15 @@ def _cell(table: Table, styles: Styles) -> dict[str, Any]:
 
 @cache
 def _definition(
-    title: str, goes_with: str, columns: tuple[str, ...], key: tuple[tuple[str, str], ...], lines: int, long: bool
+    title: str, goes_with: str, columns: tuple[str, ...], key: tuple[tuple[str, Style], ...], lines: int, long: bool
 ) -> Spec:
     import altair as alt
 
     broken = "true" if long else ON_A_PHONE  # a shape of many axes takes a line for each
     x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
     x = x.title([title, f"({goes_with})"] if goes_with else title)
-    x = x.axis(alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False, grid=False))
+    x = x.axis(alt.Axis(orient="top", labelAngle=0, labelOverlap=True, ticks=False, domain=False,
+                        grid=False))
     y = alt.Y("y:N").sort(None).scale(alt.Scale(paddingInner=0.07, paddingOuter=0)).title(None)
     y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8, labelLimit=label_limit(),
                         labelExpr=f"{broken} ? split(datum.label, ', ') : datum.label", labelLineHeight=LINE,
@@ -117,21 +125,30 @@ def _definition(
     won, open_ = base.transform_filter("isValid(datum.c)"), base.transform_filter("!isValid(datum.c)")
     colour = alt.Color("c:N").scale(None).legend(None)
     if key:
-        names, colours = zip(*key, strict=True)
-        legend = alt.Legend(orient="bottom", title=None, symbolType="square", labelLimit=190, columns=4)
-        colour = alt.Color("b:N").scale(alt.Scale(domain=list(names), range=list(colours))).legend(legend)
+        names = [name for name, _ in key]
+        legend = alt.Legend(orient="bottom", title=None, labelLimit=alt.expr(f"{ON_A_PHONE} ? 130 : 190"),
+                            columns=alt.expr(f"{ON_A_PHONE} ? {ON_A_PHONE_COLUMNS} : {KEY_COLUMNS}"), symbolSize=70,
+                            rowPadding=KEY_ROW - 12)  # fmt: skip
+        colour = alt.Color("b:N").scale(alt.Scale(domain=names, range=[one.colour for _, one in key])).legend(legend)
+        sign = alt.Shape("b:N").scale(alt.Scale(domain=names, range=[one.shape for _, one in key])).legend(legend)
     limit = alt.expr("bandwidth('x') - 10")
     layers = [
         won.mark_rect(cornerRadius=3).encode(color=colour, tooltip=tooltip),
         open_.mark_rect(cornerRadius=3, fill=PLAIN, fillOpacity=0.18).encode(tooltip=tooltip),
         won.mark_text(dy=-8, fontWeight=600, limit=limit).encode(
-            text="n:N", color=alt.Color("i:N").scale(None).legend(None)),
+            text=alt.condition(TIGHT, alt.value(""), "n:N") if key else alt.Text("n:N"),
+            color=alt.Color("i:N").scale(None).legend(None)),
+        *([won.mark_point(filled=True, size=90, yOffset=-8).encode(
+            shape=sign, color=alt.Color("i:N").scale(None).legend(None),
+            opacity=alt.condition(TIGHT, alt.value(1), alt.value(0)))] if key else []),
         won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
         open_.mark_text(dy=-8, limit=limit, style="label").encode(
-            text=alt.condition("bandwidth('x') < 100", alt.value("unclear"), "n:N")),
+            text=alt.condition(TIGHT, alt.value("unclear"), "n:N")),
         open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
     ]
-    return finished(alt.layer(*layers))
+    titles = 2 if goes_with else 1
+    return finished(alt.layer(*layers), ABOVE + TITLE_LINE * titles + KEY_ROW * math.ceil(len(key) / ON_A_PHONE_COLUMNS)
+                    + (KEY_ROW if key else 0))  # fmt: skip
 
 
 CHART = Chart(rank=2, draw=draw)

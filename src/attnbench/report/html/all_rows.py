@@ -11,6 +11,7 @@ from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Line, backend_name
 from attnbench.presentation.columns import baselines, columns_for, line_of
 from attnbench.record import Record, Status
+from attnbench.report.charts.base.panels import named
 from attnbench.report.html.content import Section, aligned
 from attnbench.store.replicates import case_of
 
@@ -111,15 +112,11 @@ def _conditions(block: Block) -> dict[str, str]:
 
 
 def _axes(rows: Sequence[Row]) -> Iterable[tuple[dict[str, Any], list[str]]]:
-    """The fields of the cases that differ; of those that always say the same as another only the first."""
-    told: list[list[str]] = []
-    for name in dict.fromkeys(name for row in rows for name in row.record.case):
+    """The fields by which the cases are told apart."""
+    for name in named([row.record.case for row in rows]):
         values = [row.record.case.get(name) for row in rows]
-        texts = [_text(value) for value in values]
-        if len(set(texts)) > 1 and texts not in told:
-            told.append(texts)
-            kinds = {type(value) for value in values} - {type(None)}
-            yield _column(name.replace("_", " "), number=kinds <= {int, float}, choice=True), texts
+        kinds = {type(value) for value in values} - {type(None)}
+        yield _column(name.replace("_", " "), number=kinds <= {int, float}, choice=True), list(map(_text, values))
 
 
 def _text(value: object) -> str:

@@ -37,22 +37,32 @@ def assemble(runs: Sequence[Run]) -> str:
     from markupsafe import Markup
 
     from attnbench.report.charts import figures
+    from attnbench.report.charts.base.overlay import overlay_folder
     from attnbench.report.charts.base.style import config
+    from attnbench.report.compared import compare
+    from attnbench.report.html.comparison import comparison
 
-    drawn = figures(runs)
+    comparisons = compare(runs)
+    drawn = figures(runs, comparisons)
     order = {run.id: place for place, run in enumerate(runs)}
     of_cases: dict[tuple[int, str], list[int]] = {}
     overview: dict[str, list[int]] = {}
+    of_two: dict[str, list[int]] = {}
     for place, figure in enumerate(drawn):
-        if figure.case_id is None or figure.run is None:
+        if figure.run is None:
+            of_two.setdefault(figure.folder, []).append(place)
+        elif figure.case_id is None:
             overview.setdefault(figure.kind, []).append(place)
         else:
             of_cases.setdefault((order[figure.run], figure.case_id), []).append(place)
     parts = sections(runs, of_cases)
+    anchors = {case.title: case.anchor for case in parts[0].cases}
+    beside = [comparison(one, anchors, of_two.get(overlay_folder(one), ())) for one in comparisons]
     scripts = {"library": _library(), "script": _script()}
     return _template().render(
         title=" and ".join(dict.fromkeys(run.suite for run in runs)),
         sections=parts,
+        comparisons=beside,
         overview=[(KINDS.get(kind, kind), overview[kind]) for kind in sorted(overview, key=_place)],
         names={part.run.id: part.name for part in parts},
         figures=drawn,

@@ -108,7 +108,7 @@ def figure_over(
         return
     words = ", ".join(filter(None, (panel.words, *conditions)))
     yield Figure(
-        name=_name(panel, x, metric) + mark,
+        name=file_name(panel, x, metric) + mark,
         folder=_folder(panel, x),
         kind=kind,
         title=f"{metric.heading} over {x.title}" + (f": {words}" if words else ""),
@@ -117,7 +117,7 @@ def figure_over(
     )
 
 
-def _name(panel: Panel, x: Quantity, metric: Quantity) -> str:
+def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
     """``time_ms_causal_false``; over anything but the length ``time_ms_actual_sparsity_seq32768_causal_false``."""
     if x.column == CASE + LENGTH:
         return slug(metric.short) + panel.ending

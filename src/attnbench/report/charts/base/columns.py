@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.data import Table
 from attnbench.report.charts.base.figure import slug
-from attnbench.report.charts.base.lines import Quantity, is_number
+from attnbench.report.charts.base.lines import Interval, Quantity, is_number
 from attnbench.store.rows import Row, columns, rows
 
 CASE = "case."
@@ -61,7 +61,8 @@ class Columns:
                 return "none" if value is None and column.removeprefix(CASE) in table.case else value
             return value if _finite(value) else None
 
-        return Quantity(column, short_name(column), title, unit, of, may_log=unit not in ("TFLOP/s", "%", "W"))
+        return Quantity(column, short_name(column), title, unit, of, interval_of(column),
+                        may_log=unit not in ("TFLOP/s", "%", "W"))
 
 
 def resolve(who: str, flag: str, name: str, known: Iterable[str]) -> str:
@@ -86,6 +87,30 @@ def short_name(column: str) -> str:
     return SHORT.get(column) or slug(column.removeprefix(CASE).removeprefix("counters."))
 
 
+def interval_of(column: str) -> Callable[[Record], Interval]:
+    """How a record says the 95 % interval of a column: the median time, what goes with it or against it, the speed-up.
+
+    None for a record without an interval, or with one that reaches 0, where a rate has no upper end.
+    """
+
+    def of(record: Record) -> Interval:
+        if column == "speedup.ratio":
+            found = record.speedup
+            return None if found is None or found.ci_low is None or found.ci_high is None else (
+                found.ci_low, found.ci_high)
+        time = record.time
+        if time is None or not time.median_ms or not time.ci_low_ms or not time.ci_high_ms or time.ci_low_ms < 0:
+            return None
+        if column == "time.median_ms":
+            return time.ci_low_ms, time.ci_high_ms
+        rate = getattr(record.rate, column.removeprefix("rate."), None) if column.startswith("rate.") else None
+        if rate is None:
+            return None
+        return rate * time.median_ms / time.ci_high_ms, rate * time.median_ms / time.ci_low_ms
+
+    return of
+
+
 def _words(column: str) -> str:
     return column.removeprefix(CASE).removeprefix("counters.").replace("_", " ").replace(".", " ")
 
@@ -96,3 +121,17 @@ def _unit(column: str) -> str:
 
 def _finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
+
+
+def _time(table: Table, record: Record) -> float | None:
+    return record.time.median_ms if record.time else None
+
+
+def _tflops(table: Table, record: Record) -> float | None:
+    return record.rate.tflops if record.rate else None
+
+
+TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time, interval_of("time.median_ms"))
+TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, interval_of("rate.tflops"), may_log=False)
+SEQLEN = Quantity("case.seqlen", "seqlen", "sequence length", "tokens",
+                  lambda table, record: table.case.get("seqlen"))

@@ -13,11 +13,12 @@ from attnbench.report.charts.base.data import Table
 from attnbench.report.charts.base.encodings import BELOW, TITLE_LINE, colour, finished, log_or_linear, shape
 from attnbench.report.charts.base.figure import Spec, filled, row, short
 from attnbench.report.charts.base.labels import LINE, scaled, shortened, spread
-from attnbench.report.charts.base.style import Styles
+from attnbench.report.charts.base.style import PLAIN, Styles
 
 HEIGHT = 320.0
 WIDE = 4.0
 "Highest over lowest from which an axis that may be logarithmic is."
+Interval = tuple[float, float] | None
 HEADINGS = {"time_ms": "Time", "tflops": "TFLOP/s"}
 
 
@@ -34,8 +35,12 @@ class Quantity:
     unit: str
     "empty for a plain number"
     of: Callable[[Table, Record], Any]
+    interval: Callable[[Record], Interval] = lambda record: None
+    "95 % interval, in the unit; None where there is none"
     may_log: bool = True
     "false where the distance from zero is the point"
+    even: float | None = None
+    "what its values are seen from (1 of a ratio), marked by a line; None: they are seen from 0"
 
     @property
     def heading(self) -> str:
@@ -55,7 +60,11 @@ class Point:
     line: str
     x: Any
     y: float
-    record: Record
+    backend: str
+    "whose colour and sign it has"
+    interval: Interval = None
+    dash: tuple[int, int] | None = None
+    "of its line; None: the backend's own"
 
 
 def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[[Record], str]) -> list[Point]:
@@ -65,7 +74,7 @@ def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[
         for record in table.records:
             over, value = x.of(table, record), y.of(table, record)
             if over is not None and is_number(value) and math.isfinite(value):
-                found.append(Point(line(record), over, float(value), record))
+                found.append(Point(line(record), over, float(value), line(record), y.interval(record)))
     return found
 
 
@@ -86,23 +95,40 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
     """
     places = list(dict.fromkeys(point.x for point in points))
     numeric = all(is_number(place) for place in places)
-    values = [point.y for point in points]
+    values = [value for point in points for value in (point.y, *(point.interval or ()))]
     log = y.may_log and min(values) > 0 and max(values) > WIDE * min(values)
     names = list(dict.fromkeys(point.line for point in points))
     height = max(HEIGHT, (LINE + 1) * len(names))
-    low, high = (min(values) / 1.15, max(values) * 1.15) if log else (min(0.0, *values), max(0.0, *values) * 1.08)
+    low, high = _range(values, log, y.even)
     if numeric:
         points = sorted(points, key=lambda point: point.x)
     ends = _ends(points, names, low, high, height, log, styles)
-    rows = [row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), c=styles.of(point.line).colour,
-                g=styles.of(point.line).shape, d=list(styles.of(point.line).dash)) for point in points]  # fmt: skip
+    rows = [_row(point, numeric, styles) for point in points]
     ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
     spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
     over = (x.axis_title, *([f"({following})"] if following else []))
     levels = steps(low, high) if log else None
-    spec = _definition(over, y.axis_title, ticks, levels, numeric, spread_out)
-    room = [{"m": short(low)}, {"m": short(high)}]
+    bars = any(point.interval for point in points)
+    title = y.axis_title + (" (95 % intervals)" if bars else "")
+    spec = _definition(over, title, ticks, levels, numeric, spread_out, bars, y.even is not None)
+    room = [{"m": short(low)}, {"m": short(high)}] + ([{"m": y.even, "e": 1}] if y.even is not None else [])
     return filled(spec, {"rows": rows, "ends": ends, "room": room}, height=height)
+
+
+def _range(values: Sequence[float], log: bool, even: float | None) -> tuple[float, float]:
+    """Ends of the axis: a little beyond the values, with 0 in it or what they are seen from."""
+    if log:
+        return min(values) / 1.15, max(values) * 1.15
+    if even is None:
+        return min(0.0, *values), max(0.0, *values) * 1.08
+    room = 0.08 * (max(even, *values) - min(even, *values)) or 0.01 * even
+    return min(even, *values) - room, max(even, *values) + room
+
+
+def _row(point: Point, numeric: bool, styles: Styles) -> dict[str, Any]:
+    style, (low, high) = styles.of(point.backend), point.interval or (None, None)
+    return row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), l=short(low), h=short(high),
+               c=style.colour, g=style.shape, d=list(point.dash or style.dash))  # fmt: skip
 
 
 def steps(low: float, high: float) -> tuple[float, ...]:
@@ -124,15 +150,16 @@ def _ends(
         share = at / height
         level = low * (high / low) ** share if log else low + (high - low) * share
         point = last[name]
+        style = styles.of(point.backend)
         found.append(row(b=name, n=shortened(name), x=point.x if is_number(point.x) else str(point.x),
-                         m=short(point.y), y=short(level), c=styles.of(name).colour))  # fmt: skip
+                         m=short(point.y), y=short(level), c=style.colour, g=style.shape))  # fmt: skip
     return found
 
 
 @cache
 def _definition(
     over: tuple[str, ...], title: str, ticks: tuple[float, ...] | None, levels: tuple[float, ...] | None,
-    numeric: bool, x_log: bool,
+    numeric: bool, x_log: bool, bars: bool, even: bool,
 ) -> Spec:  # fmt: skip
     import altair as alt
 
@@ -153,10 +180,23 @@ def _definition(
     drawn = [base.mark_line(strokeWidth=2).encode(detail="b:N", color=colour(), strokeDash=dash)] if numeric else []
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("x", type="quantitative" if numeric else "nominal",
                title=over[0]), alt.Tooltip("m:Q", title=title)]  # fmt: skip
+    if bars:
+        tooltip += [alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]
+        known, high = base.transform_filter("isValid(datum.l)"), alt.Y("h:Q").scale(y_scale).title(title)
+        low = alt.Y("l:Q").scale(y_scale).title(title)
+        drawn += [known.mark_rule(strokeWidth=1.5).encode(y=low, y2="h:Q", color=colour()),
+                  *(known.mark_tick(orient="horizontal", size=8, thickness=1.5).encode(y=end, color=colour())
+                    for end in (low, high))]  # fmt: skip
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
     stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
         x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())
-    names = ends.mark_text(style="label", align="left", baseline="middle", dx=5).encode(
-        x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N")
-    room = alt.Chart(alt.NamedData(name="room")).mark_point(opacity=0).encode(y=y)
-    return finished(alt.layer(room, stalks, *drawn, signs, names), BELOW + TITLE_LINE * (len(over) - 1))
+    at_the_right = ends.encode(x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title))
+    names = at_the_right.mark_text(style="label", align="left", baseline="middle", dx=13).encode(text="n:N")
+    # Each name has its sign: of more backends than colours, colour and sign together tell whose line it is.
+    keys = at_the_right.mark_point(filled=True, size=40, opacity=1, xOffset=6).encode(color=colour(), shape=shape())
+    ground = alt.Chart(alt.NamedData(name="room")).encode(y=y)
+    room = [ground.mark_point(opacity=0)]
+    if even:
+        room.append(ground.transform_filter("isValid(datum.e)").mark_rule(
+            strokeDash=[4, 3], color=PLAIN, strokeWidth=1.5))  # fmt: skip
+    return finished(alt.layer(*room, stalks, *drawn, signs, keys, names), BELOW + TITLE_LINE * (len(over) - 1))

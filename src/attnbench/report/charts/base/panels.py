@@ -17,8 +17,8 @@ from attnbench.report.charts.base.figure import slug
 LENGTH = "seqlen"
 ALWAYS_SAID = "causal"
 "In the name of every file, whether it differs or not: the older scripts' names have it."
-GLADLY = ("seqlen_k", "scaling_seqlen", "batch")
-"Axes that usually go with the length: tried first."
+FOLLOWERS = ("seqlen_k", "scaling_seqlen", "batch", "nheads", "nheads_kv", "headdim_v", "linear_dim")
+"Axes that usually follow another (the length, the size of a head): where one of two must be named, it is the other."
 
 LONGEST = 48
 "Letters that fit below an axis of a narrow plot."
@@ -68,7 +68,7 @@ def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) 
     varying = differing(tables)
     key = [name for name in varying if name != axis]
     following: list[str] = []
-    for name in sorted(key, key=lambda one: (GLADLY.index(one) if one in GLADLY else len(GLADLY))):
+    for name in sorted(key, key=lambda one: (FOLLOWERS.index(one) if one in FOLLOWERS else len(FOLLOWERS))):
         if name in keep or not all(_is_number(table.case.get(name)) for table in tables):
             continue
         fewer = [one for one in key if one != name]
@@ -81,11 +81,24 @@ def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) 
 
 
 def differing(tables: Sequence[Table]) -> list[str]:
-    """Axes of which the cases have several values, without those that equal an earlier one in every case."""
-    columns: dict[tuple[tuple[str, ...], ...], str] = {}
-    for name in dict.fromkeys(name for table in tables for name in table.case):
-        columns.setdefault(tuple(_key(table, [name]) for table in tables), name)
-    return [name for values, name in columns.items() if len(set(values)) > 1]
+    """Axes of which the cases have several values, without those that are a matter of another (`named`)."""
+    return named([table.case for table in tables])
+
+
+def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The axes by which `cases` are told apart.
+
+    Left out are those that equal an earlier one in every case (seqlen_k beside seqlen), and fractions that follow from
+    a whole number (alpha = 1/sqrt(attn_dim)): a reader knows the shape by the whole number.
+    """
+    columns: dict[tuple[str, ...], str] = {}
+    for name in dict.fromkeys(name for case in cases for name in case):
+        columns.setdefault(tuple(_text(case.get(name)) for case in cases), name)
+    varying = {name: values for values, name in columns.items() if len(set(values)) > 1}
+    whole = [values for name, values in varying.items() if all(_is_whole(case.get(name)) for case in cases)]
+    return [name for name, values in varying.items()
+            if not (any(isinstance(case.get(name), float) for case in cases)
+                    and any(len(set(zip(one, values, strict=True))) == len(set(one)) for one in whole))]  # fmt: skip
 
 
 def axis_words(name: str, value: Any) -> str:
@@ -109,11 +122,19 @@ def _panel(members: list[Table], key: Sequence[str], following: Sequence[str], a
 
 
 def _key(table: Table, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(json.dumps(table.case.get(name), sort_keys=True, default=str) for name in names)
+    return tuple(_text(table.case.get(name)) for name in names)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _brief(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:

@@ -52,9 +52,11 @@ def measured(records: Iterable[Record]) -> Roof:
 
 
 def promised_at(record: Record) -> float | None:
-    """The data sheet's roof at the record's own intensity, in TFLOP/s."""
+    """The data sheet's roof at the record's own intensity, in TFLOP/s; None where its share counts executed work."""
     rate = record.rate
-    return 100 * rate.tflops / rate.percent_of_peak if rate and rate.tflops and rate.percent_of_peak else None
+    if rate is None or rate.peak_counts == "executed" or not rate.tflops or not rate.percent_of_peak:
+        return None
+    return 100 * rate.tflops / rate.percent_of_peak
 
 
 def promised(records: Sequence[Record]) -> Roof:
