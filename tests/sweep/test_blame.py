@@ -11,9 +11,9 @@ from small_runs import by_name, small_run
 from attnbench.errors import NothingToRun
 from attnbench.record import Environment, Record, Status, Time
 from attnbench.store.runfile import dumps, loads
-from attnbench.sweep import run as sweep
-from attnbench.sweep.group import APART, BY_ITSELF, MOST_LOSSES, without_interrupted
-from attnbench.sweep.run import execute
+from attnbench.sweep import device_worker
+from attnbench.sweep.group import APART, BY_ITSELF, MOST_LOSSES
+from attnbench.sweep.run import execute, without_interrupted
 from attnbench.worker.blame import HARNESS, Word
 from attnbench.worker.parts import SEVERAL
 from attnbench.worker.process import Loss
@@ -88,7 +88,7 @@ class Script:
 def scripted(monkeypatch):
     def carry_out(*steps, starts=(), run=None):
         script = Script(list(steps), list(starts))
-        monkeypatch.setattr(sweep, "Worker", script)
+        monkeypatch.setattr(device_worker, "Worker", script)
         events = []
         done = execute(run or small_run(NAMES), on_event=events.append)
         assert max(event.done for event in events) == len(done.records)

@@ -15,7 +15,7 @@ from small_runs import FAKES, MISBEHAVING, by_name, small_run
 from attnbench.machine import child
 from attnbench.record import Run, Status
 from attnbench.store.runfile import read, write
-from attnbench.sweep import run as sweep
+from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from waiting import gone, until
 
@@ -134,7 +134,7 @@ def test_a_complete_run_is_left_as_it_is(log, tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     done = execute(small_run(["honest"]), path=path, backend_files=[MISBEHAVING])
     text = path.read_bytes()
-    monkeypatch.setattr(sweep, "Worker", lambda device: pytest.fail("nothing is left to measure"))
+    monkeypatch.setattr(device_worker, "Worker", lambda device: pytest.fail("nothing is left to measure"))
     events = []
     again = execute(read(path), path=path, on_event=lambda event: events.append((event.kind, event.done, event.total)))
     assert again == done

@@ -72,7 +72,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     """
     from attnbench.cli.saved import find_run
     from attnbench.store.runfile import read
-    from attnbench.sweep.group import without_interrupted
+    from attnbench.sweep.run import without_interrupted
 
     who = f"attnbench {verb}"
     name_checkouts(args.path or (), who)

@@ -1,0 +1,171 @@
+"""The worker process of one device: started when a request needs it, replaced when it is lost or no longer clean.
+
+`sweep.group` decides what is asked and who is to blame; here a request is carried out and what comes back is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from attnbench.check.globals import is_stuck
+from attnbench.errors import NothingToRun, WorkerError
+from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status, to_dict
+from attnbench.store.runfile import dumps, loads
+from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.outcome import repro
+from attnbench.worker.process import Loss, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one request to a worker gave."""
+
+    names: tuple[str, ...]
+    "the backends that were asked for"
+    found: dict[str, Record]
+    loss: Loss | None
+    "how the worker was lost; None where it is still there"
+    alone: bool
+    "no other backend was ever asked for in this process"
+
+    @property
+    def blamed(self) -> str | None:
+        """The backend that was at work when the worker was lost; None for no loss, and where it was the harness."""
+        index = -1 if self.loss is None else self.loss.word.index
+        return self.names[index] if 0 <= index < len(self.names) else None
+
+
+class Listener(Protocol):
+    """Who hears what a worker does, and numbers the environments of the run: `sweep.run.Execution`."""
+
+    def environment_index(self, environment: Environment | None) -> int | None:
+        """Number of an environment in the run, which it joins; of None the last one known."""
+
+    def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
+        """What a worker is doing."""
+
+    def on_record(self, group: PlannedGroup, record: Record) -> None:
+        """A record that a request gave; a later one of the same backend may replace it."""
+
+
+class DeviceWorker:
+    """Carries out requests on one device, one at a time.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        files: paths of --backends files.
+        listener: hears of records and activity.
+    """
+
+    def __init__(self, device: str, files: Sequence[str], listener: Listener) -> None:
+        self.device, self.files, self.listener = device, files, listener
+        self.sampling_s = 0.0
+        "wall time spent taking samples, so far"
+        self._process: Worker | None = None
+        self._asked: set[str] = set()
+        "backends that the process was asked for"
+
+    def environment(self) -> int | None:
+        """Start the process if there is none; the number of its environment.
+
+        Raises:
+            NothingToRun: it could not be started.
+        """
+        process = self._ready()
+        if isinstance(process, Loss):
+            raise self._not_started(process)
+        return self.listener.environment_index(process.environment)
+
+    def renew(self) -> None:
+        """Have the next request carried out by a process that no backend was in."""
+        if self._asked:
+            self.close()
+
+    def close(self) -> None:
+        """End the process; a later request starts another."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+            self._asked = set()
+
+    def attempt(self, group: PlannedGroup, names: Sequence[str], settings: Settings) -> Attempt:
+        """Have some backends of a group measured.
+
+        Raises:
+            NothingToRun: no worker of the run could be started so far.
+        """
+        part, found = dataclasses.replace(group, backends=tuple(names)), dict[str, Record]()
+        process = self._ready()
+        if isinstance(process, Loss):
+            return Attempt(part.backends, found, process, alone=False)
+        index = self.listener.environment_index(process.environment)
+        self._asked |= {*names}
+        alone = len(self._asked) == 1
+
+        def keep(record: Record) -> None:
+            record = accepted(record, part)
+            found[record.backend] = dataclasses.replace(record, environment=index)
+            self.listener.on_record(group, found[record.backend])
+
+        def hear(word: Word) -> None:
+            backend = names[word.index] if 0 <= word.index < len(names) else None
+            self.listener.on_activity(word.phase, group, backend)
+
+        result = process.measure(part, settings, self.files, on_record=keep, on_word=hear)
+        missing = [name for name in names if name not in found]
+        if not isinstance(result, Loss):
+            self.sampling_s += result
+            if not missing:
+                if any(is_stuck(note) for record in found.values() for note in record.notes):
+                    self.close()
+                return Attempt(part.backends, found, None, alone)
+            last = Word(0, names.index(missing[0]), "sample")
+            result = Loss(Status.CRASHED, last, f"the worker said it was done and has no record of {missing[0]}")
+        self.close()
+        return Attempt(part.backends, found, result, alone)
+
+    def failure(self, group: PlannedGroup, name: str, settings: Settings, loss: Loss) -> Record:
+        """The record of a backend with which a worker was lost."""
+        record = Record(
+            workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
+            replicate=group.replicate, status=loss.status, reason=loss.reason,
+            environment=self.listener.environment_index(None), repro=repro(group, settings, name, self.files),
+        )
+        self.listener.on_record(group, record)
+        return record
+
+    def _ready(self) -> Worker | Loss:
+        if self._process is None:
+            self._process = Worker(self.device)
+            self.listener.on_activity("starting a worker")
+            if loss := self._process.start():
+                self.close()
+                if self.listener.environment_index(None) is None:
+                    raise self._not_started(loss)
+                return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
+        return self._process
+
+    def _not_started(self, loss: Loss) -> NothingToRun:
+        return NothingToRun(f"worker: device={self.device} cannot be measured; {loss.reason}")
+
+
+def accepted(record: Record, group: PlannedGroup) -> Record:
+    """A record that came from a worker, once it is known to be of this group and fit for a run file.
+
+    Raises:
+        WorkerError: it is not: something other than the harness wrote it.
+    """
+    def of(one: Record | PlannedGroup) -> tuple[Any, ...]:
+        return one.workload, to_dict(one.case), one.case_id, one.group, one.replicate
+
+    if of(record) != of(group) or record.backend not in group.backends:
+        raise WorkerError(f"worker: it gave a record of {record.group} {record.backend}, which it was not asked for")
+    plain = dataclasses.replace(record, environment=None, speedup=None)
+    try:
+        loads(dumps(Run(id="0000", suite="", command="", started="", records=(plain,))))
+    except Exception as error:  # whatever is in the record, the run goes on
+        raise WorkerError(f"worker: its record of {record.backend} cannot be kept ({error})") from None
+    return plain
