@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.workloads.base import CaseT, InputsT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,8 +111,12 @@ class Launch:
         return both
 
 
-class Backend(ABC):
-    """One implementation of one workload.  Most adapters are a name, a probe and a session."""
+class Backend(ABC, Generic[CaseT, InputsT]):
+    """One implementation of one workload.  Most adapters are a name, a probe and a session.
+
+    The parameters are the workload's classes of cases and inputs: ``Backend[AttentionCase, "AttentionInputs"]``.  Where
+    backends of several workloads are handled alike, the parameters are left out.
+    """
 
     name: ClassVar[str]
     workload: ClassVar[str]
@@ -144,22 +149,22 @@ class Backend(ABC):
         if self.module and not module_exists(self.module):
             raise Unavailable(f"{self.name}: module={self.module} is not installed; {self.install}")
 
-    def check(self, case: Any, machine: Machine) -> None:  # noqa: B027 (accepting everything is a fair default)
+    def check(self, case: CaseT, machine: Machine) -> None:
         """Refuse a case this implementation cannot take.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
 
-    def budget(self, case: Any) -> Budget:
+    def budget(self, case: CaseT) -> Budget:
         """How far this implementation may be from the oracle."""
         return Budget()
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: CaseT) -> Iterable[Config]:
         """Configurations `tune` and `list configs` may try."""
         return ()
 
-    def config_of(self, short: str, case: Any) -> Config:
+    def config_of(self, short: str, case: CaseT) -> Config:
         """The configuration a short form names for this case; one of `configs`, unless a backend reads more of them.
 
         Raises:
@@ -181,7 +186,7 @@ class Backend(ABC):
             return None
 
     @abstractmethod
-    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+    def session(self, case: CaseT, inputs: InputsT) -> AbstractContextManager[Launch]:
         """Untimed set-up; yields the launch; undoes every global.
 
         All sessions of a group are open at once: a session leaves no global set while it is open.

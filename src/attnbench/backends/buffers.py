@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.errors import WorkerError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnbench.workloads.base import Inputs
 
 
 class Buffers(ABC):
@@ -19,7 +21,7 @@ class Buffers(ABC):
     share, as they are.  A backward uses the last forward, and there are no outputs before one.
     """
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.own: dict[str, Tensor] = {name: x.detach().clone() for name, x in inputs.tensors().items()}
         self.ran = self.ran_back = False
 
@@ -65,7 +67,7 @@ class Buffers(ABC):
             raise WorkerError("launch: outputs were asked for before forward")
         return {**self.results(), **(self.gradients() if self.ran_back else {})}
 
-    def load(self, inputs: Any) -> None:
+    def load(self, inputs: Inputs) -> None:
         """Take new values of the same shapes."""
         self.ran = self.ran_back = False
         for name, x in inputs.tensors().items():

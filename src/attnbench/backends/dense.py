@@ -7,12 +7,15 @@ the words of the library's own fact.  Nothing is ever converted silently to some
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import Backend, Machine
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
-from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.inputs import AttentionInputs  # noqa: F401 (named in the base class below)
 
 ALL_DTYPES = ACCEPTED_DTYPES
 HALF_DTYPES = ("fp16", "bf16")
@@ -42,7 +45,7 @@ class Limits:
     capability_below: tuple[int, int] | None = None
     "first compute capability that is too new"
 
-    def check(self, who: str, case: Any, machine: Machine) -> None:
+    def check(self, who: str, case: AttentionCase, machine: Machine) -> None:
         """Refuse what is not within the limits.
 
         Args:
@@ -57,7 +60,7 @@ class Limits:
             if not fits:
                 raise Unsupported(refusal(who, field, value, wrong, accepted))
 
-    def _numbers(self, case: Any) -> list[tuple[bool, str, object, str, str]]:
+    def _numbers(self, case: AttentionCase) -> list[tuple[bool, str, object, str, str]]:
         rows: list[tuple[bool, str, object, str, str]] = [
             (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
             (self.backward or case.mode == "fwd", "mode", case.mode, "has no backward", "fwd"),
@@ -77,7 +80,7 @@ class Limits:
                          f"a multiple of {self.headdim_multiple}"))
         return rows
 
-    def _masks(self, case: Any) -> list[tuple[bool, str, object, str, str]]:
+    def _masks(self, case: AttentionCase) -> list[tuple[bool, str, object, str, str]]:
         mask = Mask.of(case)
         aligned = self.bottom_right or not mask.causal or mask.square
         return [
@@ -102,14 +105,14 @@ class Limits:
         ]
 
 
-class DenseBackend(Backend):
+class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
     """An adapter for the workload `attention` that computes softmax attention."""
 
     workload = "attention"
     variant = "softmax"
     limits: ClassVar[Limits]
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
 
         Raises:

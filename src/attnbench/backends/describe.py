@@ -14,12 +14,13 @@ from typing import Any
 from attnbench.backends.base import Backend, Config, Launch
 from attnbench.backends.registry import NAMED, all_backends, is_name, one_line
 from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.workloads.base import Case, Inputs
 
 TEXTS = ("workload", "variant", "title", "install")
 KINDS = ("cpu", "cuda")
 
 
-class Described(Backend):
+class Described(Backend[Case, Inputs]):
     """A backend of a user's file, as the process that ran it described it.  It plans; it cannot run."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -43,11 +44,11 @@ class Described(Backend):
         version: str | None = self._told["version"]
         return version
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: Case | None) -> Iterable[Config]:
         """Configurations for the workload's default case, whatever `case` is."""
         return [Config(short, values) for short, values in self._told["configs"].items()]
 
-    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+    def session(self, case: Case, inputs: Inputs) -> AbstractContextManager[Launch]:
         """Refuse: only a worker runs it."""
         raise Unavailable(f"{self.name}: it is described here, not imported; a worker runs it")
 

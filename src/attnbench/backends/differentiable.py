@@ -17,6 +17,9 @@ from attnbench.errors import WorkerError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
+
 Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 """out = fn(q, k, v), all in the library's layout."""
 
@@ -72,7 +75,7 @@ def launch(
         named = dict(zip(("out", *leaves), (out.detach(), *grads), strict=False))
         return {name: canonical(x) for name, x in named.items()} | dict(choices())
 
-    def reload(inputs: Any) -> None:
+    def reload(inputs: AttentionInputs) -> None:
         nonlocal out, grads
         out, grads = None, ()
         load(inputs)
@@ -90,7 +93,7 @@ class Operands:
     [B, H, S, D] and [1, H, T, D].  In a mode with a backward, q, k and v are leaves that want gradients.
     """
 
-    def __init__(self, case: Any, inputs: Any, *, heads_first: bool = False) -> None:
+    def __init__(self, case: AttentionCase, inputs: AttentionInputs, *, heads_first: bool = False) -> None:
         self.heads_first = heads_first
         self.packed: bool = case.packed
         self.mode: str = case.mode
@@ -109,7 +112,7 @@ class Operands:
         return launch(lambda: fn(q, k, v), {"dq": q, "dk": k, "dv": v}, self.dout, mode=self.mode, load=self.load,
                       canonical=self._canonical, **options)
 
-    def load(self, inputs: Any) -> None:
+    def load(self, inputs: AttentionInputs) -> None:
         """Copy new values of the same shapes in place."""
         import torch
 
@@ -134,6 +137,8 @@ class Operands:
         return x[0].transpose(0, 1) if self.packed else x.transpose(1, 2)
 
 
-def differentiable(fn: Attention, case: Any, inputs: Any, *, heads_first: bool = False, **options: Any) -> Launch:
+def differentiable(
+    fn: Attention, case: AttentionCase, inputs: AttentionInputs, *, heads_first: bool = False, **options: Any
+) -> Launch:
     """Wrap a function that needs nothing of its operands beforehand; see `Operands.launch`."""
     return Operands(case, inputs, heads_first=heads_first).launch(fn, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
@@ -17,6 +17,9 @@ from attnbench.backends.mask import Mask
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
 class Eager(DenseBackend):
@@ -31,7 +34,7 @@ class Eager(DenseBackend):
                     backward=True)
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; the mask is made once."""
         import torch
 

@@ -5,12 +5,15 @@ Its build leaves out fp16, windows and the backward (its own ``fa3_fwd_config`` 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import Limits
 from attnbench.backends.flash_attn_3 import check_headdims
 from attnbench.backends.flash_call import FlashBackend
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
 
 
 class Fa3Fwd(FlashBackend):
@@ -26,7 +29,7 @@ class Fa3Fwd(FlashBackend):
     limits = Limits(dtypes=("bf16",), headdim_multiple=8, headdim_v=True, gqa=True, bottom_right=True,
                     empty_rows=True, varlen=True, capability=(8, 0), capability_below=(10, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the wheel was built without.
 
         Raises:

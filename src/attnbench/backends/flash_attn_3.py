@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import Limits
 from attnbench.backends.flash_call import FlashBackend
 from attnbench.errors import Unsupported, refusal
 
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
 
-def check_headdims(who: str, case: Any) -> None:
+
+def check_headdims(who: str, case: AttentionCase) -> None:
     """Refuse head dimensions outside those FlashAttention 3 compiles, in any of its builds.
 
     Args:
@@ -44,7 +47,7 @@ class FlashAttn3(FlashBackend):
     limits = Limits(headdim_multiple=8, headdim_v=True, gqa=True, window=True, bottom_right=True,
                     empty_rows=True, varlen=True, backward=True, capability=(8, 0), capability_below=(10, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
 
         Raises:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import Limits
 from attnbench.backends.flash_call import FlashBackend
 from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
 
 
 class FlashAttn4(FlashBackend):
@@ -25,7 +28,7 @@ class FlashAttn4(FlashBackend):
     limits = Limits(max_headdim=256, headdim_multiple=8, headdim_v=True, gqa=True, window=True, bottom_right=True,
                     empty_rows=True, varlen=True, backward=True, capability=(8, 0), capability_below=(13, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library has no kernel for on this card.
 
         Raises:

@@ -23,6 +23,9 @@ from attnbench.errors import Unavailable, Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
+
 
 class FlashBackend(DenseBackend):
     """One package of the family."""
@@ -42,12 +45,12 @@ class FlashBackend(DenseBackend):
             raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors in the workload's own layout, dense or packed."""
         module = importlib.import_module(next(filter(module_exists, self.modules)))
         yield differentiable(self._bind(module, case, inputs), case, inputs)
 
-    def _bind(self, module: Any, case: Any, inputs: Any) -> Attention:
+    def _bind(self, module: Any, case: AttentionCase, inputs: AttentionInputs) -> Attention:
         mask = Mask.of(case)
         function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func
         arguments: dict[str, Any] = {"softmax_scale": case.scale, "causal": mask.causal}

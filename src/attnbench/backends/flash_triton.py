@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from attnbench.kernels.flash.config.forward import ForwardConfig
     from attnbench.kernels.flash.config.space import Shape
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 HOPPER = (9, 0)
 "Whose space is shown where no card is known."
@@ -50,7 +52,7 @@ class FlashTriton(DenseBackend):
         if not module_exists("triton"):
             raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the kernels do not take, and a configuration this card cannot run.
 
         Raises:
@@ -63,7 +65,7 @@ class FlashTriton(DenseBackend):
             except UsageError as why:
                 raise Unsupported(str(why)) from None
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: AttentionCase) -> Iterable[Config]:
         """The forward's space, in a mode with a backward the backward's, for an H100 or H200."""
         from attnbench.kernels.flash.config.backward import backward_space
         from attnbench.kernels.flash.config.space import space
@@ -74,7 +76,7 @@ class FlashTriton(DenseBackend):
         spaces = [*backward_space(*dims), *backward_space(*dims, deterministic=True)]
         return [Config(config.short, {"deterministic": config.deterministic}) for config in spaces]
 
-    def config_of(self, short: str, case: Any) -> Config:
+    def config_of(self, short: str, case: AttentionCase) -> Config:
         """Any valid configuration, in `configs` or not.
 
         Raises:
@@ -82,7 +84,7 @@ class FlashTriton(DenseBackend):
         """
         return self._read(short, case, HOPPER)
 
-    def _read(self, short: str, case: Any, capability: tuple[int, int]) -> Config:
+    def _read(self, short: str, case: AttentionCase, capability: tuple[int, int]) -> Config:
         from attnbench.kernels.flash.config.forward import parse
         from attnbench.kernels.flash.config.space import fault, nearest
 
@@ -105,7 +107,7 @@ class FlashTriton(DenseBackend):
             values |= self._read_backward(backward, case, capability)
         return Config(short, values)
 
-    def _read_backward(self, short: str, case: Any, capability: tuple[int, int]) -> dict[str, Any]:
+    def _read_backward(self, short: str, case: AttentionCase, capability: tuple[int, int]) -> dict[str, Any]:
         from attnbench.kernels.flash.config.backward import nearest_backward, parse_backward, why_not
 
         shape = (capability, _item_bytes(case), case.headdim, case.headdim_v)
@@ -126,7 +128,7 @@ class FlashTriton(DenseBackend):
         return UsageError(refusal(self.name, "config", short, said, accepted or "less of it", todo))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         yield _Session(case, inputs, "" if self.config is None else self.config.short).launch()
 
@@ -139,11 +141,11 @@ def split(text: str) -> tuple[str | None, str | None]:
     return forward or None, backward
 
 
-def _item_bytes(case: Any) -> int:
+def _item_bytes(case: AttentionCase) -> int:
     return 4 if case.dtype == "fp32" else 2
 
 
-def _shape(case: Any, capability: tuple[int, int]) -> Shape:
+def _shape(case: AttentionCase, capability: tuple[int, int]) -> Shape:
     from attnbench.kernels.flash.config.space import Shape
 
     return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=_item_bytes(case), seqlen_q=case.seqlen,
@@ -153,7 +155,7 @@ def _shape(case: Any, capability: tuple[int, int]) -> Shape:
 class _Session(Buffers):
     """Buffers of one session."""
 
-    def __init__(self, case: Any, inputs: Any, short: str) -> None:
+    def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
         import torch
 
         from attnbench.kernels.flash import api as kernels

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Config, Launch, Machine
 from attnbench.backends.dense import DenseBackend, Limits
@@ -21,6 +21,9 @@ from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor, device
+
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 WORKSPACE_BYTES = 128 << 20
 """The size FlashInfer recommends for its split-k workspace."""
@@ -38,11 +41,11 @@ class FlashInfer(DenseBackend):
     compiles = True
     limits = Limits(headdims=(64, 128, 256), gqa=True, window=True, bottom_right=True, varlen=True, capability=(8, 0))
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: AttentionCase) -> Iterable[Config]:
         """The two kernels that can be pinned."""
         return Config("fa2"), Config("fa3")
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the pinned kernel cannot take.
 
         Raises:
@@ -56,7 +59,7 @@ class FlashInfer(DenseBackend):
             raise Unsupported(refusal(self.name, "config", "fa3", "runs on compute capability 9.0", "fa2"))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors packed [T, H, D], with the offsets of every sequence."""
         import torch
 
@@ -85,7 +88,7 @@ def _kernel_for(device: device) -> str:
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 else "fa2"
 
 
-def _offsets(case: Any, inputs: Any) -> tuple[Tensor, Tensor]:
+def _offsets(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Offsets of queries and keys, int32 [B + 1], of a packed or a dense case."""
     import torch
 

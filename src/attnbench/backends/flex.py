@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.compiled import compiled_alone
@@ -20,6 +20,9 @@ from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
 class Flex(DenseBackend):
@@ -34,7 +37,7 @@ class Flex(DenseBackend):
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     varlen=True, backward=True, capability=(7, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what torch has not implemented.
 
         Raises:
@@ -48,7 +51,7 @@ class Flex(DenseBackend):
                 raise Unsupported(refusal(self.name, field, dim, "is too small on a GPU", "at least 16"))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D], packed [1, H, T, D]; the first call compiles."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -64,7 +67,7 @@ class Flex(DenseBackend):
         yield operands.launch(compiled_alone(attend))
 
 
-def mask_rule(case: Any, inputs: Any) -> Callable[..., Tensor] | None:
+def mask_rule(case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:
     """The mask as FlexAttention's ``mask_mod(b, h, q, k)``; None where every key is seen."""
     import torch
 
@@ -77,6 +80,8 @@ def mask_rule(case: Any, inputs: Any) -> Callable[..., Tensor] | None:
             return _in_band(row + shift - key, left, right)
 
         return None if mask.unbounded else dense
+    assert inputs.cu_seqlens_q is not None  # a packed case has both offsets
+    assert inputs.cu_seqlens_k is not None
     queries, keys = (torch.tensor(lengths, device=inputs.q.device) for lengths in zip(*case.sequences, strict=True))
     documents = torch.arange(case.batch, device=inputs.q.device)
     of_row, of_key = documents.repeat_interleave(queries), documents.repeat_interleave(keys)

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import Backend, Launch, Machine, module_exists
 from attnbench.backends.differentiable import launch
 from attnbench.errors import Unavailable, Unsupported, refusal
+from attnbench.workloads.hstu.case import HstuCase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
-class HstuBackend(Backend):
+
+class HstuBackend(Backend[HstuCase, "HstuInputs"]):
     """An adapter for the workload `hstu`; the variant is dense unless it says otherwise."""
 
     workload = "hstu"
     variant = "hstu"
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the variant is not defined for.
 
         Raises:
@@ -59,7 +62,7 @@ class Operands:
     In a mode with a backward all but dout are leaves that want gradients.
     """
 
-    def __init__(self, case: Any, inputs: Any, *, gates: bool = False) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs, *, gates: bool = False) -> None:
         tensors = inputs.tensors()
         names = ("q", "k", "v", "gates") if gates and "gates" in tensors else ("q", "k", "v")
         self.mode: str = case.mode
@@ -75,7 +78,7 @@ class Operands:
         return launch(lambda: fn(*operands), leaves, self.dout, mode=self.mode, load=self._load, choices=choices,
                       **options)
 
-    def _load(self, inputs: Any) -> None:
+    def _load(self, inputs: HstuInputs) -> None:
         import torch
 
         new = inputs.tensors()
@@ -89,7 +92,7 @@ class Operands:
 class Padded:
     """Jagged tensors [T, H, D] as padded ones [B, H, N, D], zeros behind each sequence."""
 
-    def __init__(self, case: Any, inputs: Any) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs) -> None:
         import torch
 
         device, self.case = inputs.q.device, case

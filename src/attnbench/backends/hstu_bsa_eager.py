@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.hstu import HstuBackend, Operands, Padded
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
 class HstuBsaEager(HstuBackend):
@@ -27,7 +30,7 @@ class HstuBsaEager(HstuBackend):
     devices = ("cpu", "cuda")
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Jagged tensors; hands over the blocks it selected."""
         import torch
 
@@ -59,7 +62,7 @@ class HstuBsaEager(HstuBackend):
 class _Blocks:
     """The blocks of padded histories, and the choice among them."""
 
-    def __init__(self, case: Any, padded: Padded) -> None:
+    def __init__(self, case: HstuCase, padded: Padded) -> None:
         import torch
 
         self.case, self.size = case, case.block_size

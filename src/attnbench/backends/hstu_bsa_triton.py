@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.kernels.hstu.bsa.plan import BsaConfig
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
@@ -29,7 +31,7 @@ class HstuBsaTriton(OurTriton):
     tested = "NVIDIA H200, torch 2.11"
     variant = "hstu-bsa"
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the kernels do not take.
 
         Raises:
@@ -45,7 +47,7 @@ class HstuBsaTriton(OurTriton):
             if not fits:
                 raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: HstuCase) -> Iterable[Config]:
         """Cuts of the two kernels that take most of the time: for Hopper (`ws`), and portable ones."""
         yield Config("portable", _PORTABLE)
         yield Config("ws", {"select": {}, "attend": {}})
@@ -71,7 +73,7 @@ class HstuBsaTriton(OurTriton):
             yield Config(f"spare{spare}", {"attend": None, "spare_pairs": spare})
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace; nothing is allocated in a call."""
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
 
@@ -103,7 +105,7 @@ def _said(config: BsaConfig) -> str:
 class _Session(Buffers):
     """Buffers of one session."""
 
-    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
         import torch
 
         from attnbench.kernels.hstu.bsa import api as kernels
@@ -114,9 +116,10 @@ class _Session(Buffers):
         tensors = kernels.BsaTensors(
             q=own["q"], k=own["k"], v=own["v"], gates=own.get("gates"), offsets=own["seq_offsets"],
             offsets_q=own["seq_offsets_q"] if cached else None, num_targets=own.get("num_targets"))
-        numbers = {"max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
-                   "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size,
-                   "local_window": case.local_window, "selection": case.selection}
+        numbers: dict[str, Any] = {
+            "max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
+            "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size, "local_window": case.local_window,
+            "selection": case.selection}
         # Sequences may all be shorter than the case allows; the slots behind their blocks stay empty.
         kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
                       block_counts=case.block_counts, validate=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.compiled import compiled_alone
 from attnbench.backends.hstu import HstuBackend, Operands
 from attnbench.backends.hstu_eager import dense_attention
+
+if TYPE_CHECKING:
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
 class HstuCompile(HstuBackend):
@@ -22,6 +26,6 @@ class HstuCompile(HstuBackend):
     compiles = True
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Jagged tensors; the first call compiles."""
         yield Operands(case, inputs).launch(compiled_alone(dense_attention(case, inputs)))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.hstu import HstuBackend, Operands, Padded
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
 class HstuEager(HstuBackend):
@@ -26,12 +29,12 @@ class HstuEager(HstuBackend):
     devices = ("cpu", "cuda")
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Jagged tensors; the mask is made once."""
         yield Operands(case, inputs).launch(dense_attention(case, inputs))
 
 
-def dense_attention(case: Any, inputs: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def dense_attention(case: HstuCase, inputs: HstuInputs) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The dense function ``fn(q, k, v) -> out`` of jagged tensors, for one case."""
     import torch
 

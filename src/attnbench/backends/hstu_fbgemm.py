@@ -17,6 +17,9 @@ from attnbench.errors import Unavailable, Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
+
 DIMS = (32, 64, 128, 256)
 
 
@@ -30,7 +33,7 @@ class HstuFbgemm(HstuBackend):
     module = "fbgemm_gpu.experimental.hstu"
     distribution = "fbgemm-gpu-hstu-nightly"
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
 
         Raises:
@@ -52,7 +55,7 @@ class HstuFbgemm(HstuBackend):
             raise Unsupported(refusal(self.name, "compute capability", shown, "is not supported", "8.x or 9.x"))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Offsets as int32, made once; the mask is a window and counts of prefix and targets."""
         function, takes = _function(self.name)
         import torch
@@ -92,12 +95,12 @@ def _function(who: str) -> tuple[Any, set[str]]:
     return function, set(inspect.signature(function).parameters)
 
 
-def _window(case: Any) -> tuple[int, int]:
+def _window(case: HstuCase) -> tuple[int, int]:
     reach = -1 if case.max_attn_len is None else case.max_attn_len
     return reach, 0 if case.causal else reach
 
 
-def _divisor(who: str, case: Any, inputs: Any, takes: set[str]) -> dict[str, int]:
+def _divisor(who: str, case: HstuCase, inputs: HstuInputs, takes: set[str]) -> dict[str, int]:
     if "scaling_seqlen" in takes:
         return {"scaling_seqlen": case.scaling_seqlen}
     if case.scaling_seqlen != inputs.max_seqlen_q:

@@ -22,6 +22,9 @@ from attnbench.errors import Unavailable, Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
+
 VARIABLE = "ATTNBENCH_GENERATIVE_RECOMMENDERS"
 PACKAGE = "generative_recommenders"
 MODULE = f"{PACKAGE}.ops.triton.triton_hstu_attention"
@@ -55,7 +58,7 @@ class HstuMetaTriton(HstuBackend):
             raise Unavailable(f"{self.name}: {VARIABLE}={folder} needs {', '.join(missing)}, which this Python does "
                               f"not have; pip install {' '.join(missing)}")
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
 
         Raises:
@@ -74,7 +77,7 @@ class HstuMetaTriton(HstuBackend):
                                           accepted))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """The function behind the library's dispatcher, without TMA, as its own default has it."""
         attention = _import(self.name, _folder(self.name))
         offsets, targets, reach = inputs.seq_offsets, inputs.num_targets, case.max_attn_len or 0

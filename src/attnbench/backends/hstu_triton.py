@@ -20,6 +20,9 @@ from attnbench.errors import Unsupported, UsageError, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
+
 LARGEST_DIM = 256
 
 
@@ -30,7 +33,7 @@ class HstuTriton(OurTriton):
     title = "HSTU, ours (Triton)"
     tested = "NVIDIA H200, torch 2.11"
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the kernels do not take.
 
         Raises:
@@ -43,7 +46,7 @@ class HstuTriton(OurTriton):
                                           f"at most {LARGEST_DIM}"))
         self._check_config(case, machine)
 
-    def _check_config(self, case: Any, machine: Machine) -> None:
+    def _check_config(self, case: HstuCase, machine: Machine) -> None:
         from attnbench.kernels.hstu.dense.configs import (
             ColumnConfig,
             ForwardConfig,
@@ -52,7 +55,7 @@ class HstuTriton(OurTriton):
         )
 
         values = {} if self.config is None else self.config.values
-        shape = {"capability": machine.capability, "item_bytes": 4 if case.dtype == "fp32" else 2,
+        shape: dict[str, Any] = {"capability": machine.capability, "item_bytes": 4 if case.dtype == "fp32" else 2,
                  "attn_dim": case.attn_dim, "linear_dim": case.linear_dim}
         forward, columns = values.get("forward", {}), values.get("atomic", {})
         faults = {}
@@ -64,12 +67,12 @@ class HstuTriton(OurTriton):
             if fault:
                 raise Unsupported(refusal(self.name, "order", order, fault, "another order"))
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: HstuCase) -> Iterable[Config]:
         """Cuts of the forward, or with a backward of its kernels; the short form spells what is changed."""
         cuts = _backward_cuts(_width(case)) if case.has_backward else _forward_cuts(_width(case))
         return [Config(short, values) for short, values in cuts.items()]
 
-    def config_of(self, short: str, case: Any) -> Config:
+    def config_of(self, short: str, case: HstuCase) -> Config:
         """A cut of the forward, in a mode with a backward one of its kernels, or both joined by ``+``.
 
         Raises:
@@ -96,12 +99,12 @@ class HstuTriton(OurTriton):
         return UsageError(refusal(self.name, "config", short, wrong, accepted, todo))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         yield _Session(case, inputs, {} if self.config is None else self.config.values).launch()
 
 
-def _width(case: Any) -> int:
+def _width(case: HstuCase) -> int:
     dim = max(case.attn_dim, case.linear_dim)
     return next((width for width in _WHOLE if dim <= width), LARGEST_DIM)
 
@@ -170,7 +173,7 @@ def _backward_cuts(width: int) -> dict[str, dict[str, Any]]:
 class _Session(Buffers):
     """Buffers of one session."""
 
-    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
         import torch
 
         from attnbench.kernels.hstu.dense import api as kernels

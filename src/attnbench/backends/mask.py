@@ -9,10 +9,12 @@ causal mask to the top left can take it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor, device
+
+    from attnbench.workloads.attention.case import AttentionCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Mask:
     "(queries, keys) of the sequences, each pair once"
 
     @classmethod
-    def of(cls, case: Any) -> Mask:
+    def of(cls, case: AttentionCase) -> Mask:
         """Read the band of an attention case and drop the bounds that hide nothing in any sequence."""
         left, right = case.reach
         sequences = tuple(dict.fromkeys(case.sequences))

@@ -25,11 +25,11 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.text import shown, spelled
+from attnbench.workloads.base import Case, Inputs
 
 GROUP = "attnbench.backends"
 """Entry point group through which another package brings backends."""
@@ -37,7 +37,7 @@ NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
 NAMED = "a name without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
 
-class BrokenBackend(Backend):
+class BrokenBackend(Backend[Case, Inputs]):
     """Stands for an entry point that does not import: listed with the reason, never run."""
 
     workload = "unknown"
@@ -57,7 +57,7 @@ class BrokenBackend(Backend):
         """
         raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
 
-    def session(self, case: Any, inputs: Any) -> AbstractContextManager[Launch]:
+    def session(self, case: Case, inputs: Inputs) -> AbstractContextManager[Launch]:
         """Refuse, as `probe` does."""
         raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
 
@@ -105,7 +105,7 @@ def select(
     return [one for one in chosen if one not in dropped and parse_selector(one)[0] not in dropped]
 
 
-def resolve(selector: str, case: Any = None, *, files: Sequence[str] = ()) -> Backend:
+def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = ()) -> Backend:
     """Build the backend a selector of `select` names.
 
     Args:

@@ -14,13 +14,17 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Budget, Launch, Machine
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
 from attnbench.backends.differentiable import differentiable
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
 class Sage1(DenseBackend):
@@ -34,7 +38,7 @@ class Sage1(DenseBackend):
     distribution = "sageattention"
     limits = Limits(dtypes=ALL_DTYPES, headdims=(64, 96, 128), gqa=True, varlen=True, capability=(8, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library would ignore or get wrong.
 
         Raises:
@@ -44,7 +48,7 @@ class Sage1(DenseBackend):
         if case.packed and case.headdim == 96:
             raise Unsupported(refusal(self.name, "headdim", 96, "has no variable length", "64 or 128"))
 
-    def budget(self, case: Any) -> Budget:
+    def budget(self, case: AttentionCase) -> Budget:
         """Rounding q and k to 8 bits moves each weight by about 1 %.
 
         Averaged over many keys that is about 0.15 of the output's root mean square (emulated: int8
@@ -58,7 +62,7 @@ class Sage1(DenseBackend):
         return Budget(relative=max(0.5, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, S, H, D], which the library calls NHD, or packed [T, H, D]."""
         library = importlib.import_module("sageattention")
         common = {"is_causal": Mask.of(case).causal, "sm_scale": case.scale}

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
 from attnbench.backends.differentiable import Operands
 from attnbench.backends.mask import Mask
 from attnbench.backends.sdpa_call import Call, choice
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
 class Sdpa(DenseBackend):
@@ -30,7 +34,7 @@ class Sdpa(DenseBackend):
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     backward=True)
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the kernel torch will choose gets wrong.
 
         Raises:
@@ -41,7 +45,7 @@ class Sdpa(DenseBackend):
         limits.check(self.name, case, machine)
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; a mask, where one is needed, is made once."""
         operands = Operands(case, inputs, heads_first=True)
         mask = Mask.of(case)

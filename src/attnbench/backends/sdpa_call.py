@@ -23,6 +23,9 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from torch import device
 
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -40,7 +43,7 @@ class Call:
     is_causal: bool = False
 
     @classmethod
-    def of(cls, case: Any, mask: Mask, device: device) -> Call:
+    def of(cls, case: AttentionCase, mask: Mask, device: device) -> Call:
         """The plainest call that computes `mask`: a flag where one says it, else a mask tensor."""
         gqa = case.nheads != case.nheads_kv
         if mask.causal and mask.square:
@@ -48,7 +51,7 @@ class Call:
         return cls(gqa=gqa, bias=mask.visible(device))
 
     @classmethod
-    def bottom_right(cls, case: Any, mask: Mask) -> Call:
+    def bottom_right(cls, case: AttentionCase, mask: Mask) -> Call:
         """Causal with Sq ≠ Sk, as a bias that flash and efficient turn into their own flag."""
         from torch.nn.attention.bias import causal_lower_right
 
@@ -125,7 +128,7 @@ class PinnedSdpa(DenseBackend):
     "on a GPU the kernel itself can align its causal mask to the bottom right"
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; torch is asked once, untimed, whether the kernel takes them.
 
         Raises:
@@ -142,7 +145,7 @@ class PinnedSdpa(DenseBackend):
             self._ask(case, call, operands)
         yield operands.launch(pinned(self.kernel, call.attend()), notes=call.notes)
 
-    def _ask(self, case: Any, call: Call, operands: Operands) -> None:
+    def _ask(self, case: AttentionCase, call: Call, operands: Operands) -> None:
         reasons: list[str] = []
         if not pinned(self.kernel, _accepts)(self.kernel, call, operands, reasons):
             raise Unsupported(refusal(self.name, "case", case.id, f"is refused by torch: {' '.join(reasons)}",

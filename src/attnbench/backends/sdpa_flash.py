@@ -6,11 +6,14 @@ takes fp32 and mask tensors as well.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import ALL_DTYPES, Limits
 from attnbench.backends.sdpa_call import PinnedSdpa
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
 
 ON_CPU = Limits(dtypes=ALL_DTYPES, gqa=True, window=True, bottom_right=True, empty_rows=True, backward=True)
 
@@ -26,7 +29,7 @@ class SdpaFlash(PinnedSdpa):
     devices = ("cpu", "cuda")
     limits = Limits(max_headdim=256, gqa=True, bottom_right=True, empty_rows=True, backward=True, capability=(8, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the kernel of this device does not take.
 
         Raises:

@@ -23,6 +23,9 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
+
 
 class XformersBackend(DenseBackend):
     """One pinned pair of forward and backward operators."""
@@ -36,7 +39,7 @@ class XformersBackend(DenseBackend):
         """The forward and the backward operator, of xformers.ops.fmha."""
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors in the workload's own layout; xFormers' views of them are free.
 
         Raises:
@@ -68,7 +71,7 @@ class XformersBackend(DenseBackend):
         yield operands.launch(attend)
 
 
-def attention_bias(masks: Any, case: Any, q: Tensor) -> Any:
+def attention_bias(masks: Any, case: AttentionCase, q: Tensor) -> Any:
     """The mask as an object of xformers.ops.fmha.attn_bias; None where every key is seen."""
     mask = Mask.of(case)
     if case.packed:

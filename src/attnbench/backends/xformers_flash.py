@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import Limits
 from attnbench.backends.xformers_call import XformersBackend
 from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
 
 
 class XformersFlash(XformersBackend):
@@ -19,7 +22,7 @@ class XformersFlash(XformersBackend):
     limits = Limits(max_headdim=256, headdim_multiple=8, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     varlen=True, backward=True, capability=(8, 0))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the operator cannot take.
 
         Raises:

@@ -25,7 +25,7 @@ from attnbench.check.compare import Truth, make_truth
 from attnbench.check.poison import bits
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import WorkerError, refusal
-from attnbench.workloads.base import Draw, Inputs, OutputKind, Workload
+from attnbench.workloads.base import Case, Draw, Inputs, OutputKind, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class _Followed:
 class Reference:
     """One set of inputs with the answer to it, and a copy that shows whether the inputs were changed."""
 
-    def __init__(self, workload: Workload, case: Any, inputs: Inputs, *, draw: Draw) -> None:
+    def __init__(self, workload: Workload, case: Case, inputs: Inputs, *, draw: Draw) -> None:
         import torch
 
         self.workload, self.case, self.inputs, self.draw = workload, case, inputs, draw
@@ -159,7 +159,7 @@ class References:
     """
 
     def __init__(
-        self, workload: Workload, case: Any, first: Inputs, second: Inputs, *, seed: int = 0,
+        self, workload: Workload, case: Case, first: Inputs, second: Inputs, *, seed: int = 0,
         max_bytes: int | None = None,
     ) -> None:
         self.case = case

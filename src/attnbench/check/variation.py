@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.check.poison import bits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.workloads.base import Inputs, Workload
+    from attnbench.workloads.base import Case, Inputs, Workload
 
 
 class Variation:
@@ -33,7 +33,7 @@ class Variation:
         inputs: written in place by `apply`; nobody else may rely on their values meanwhile.
     """
 
-    def __init__(self, workload: Workload, case: Any, inputs: Inputs) -> None:
+    def __init__(self, workload: Workload, case: Case, inputs: Inputs) -> None:
         import torch
 
         self.names = workload.signs(case)

@@ -20,7 +20,7 @@ from attnbench.measure.stage import synchronize
 from attnbench.profile.job import Answer, Job, read_job, write
 from attnbench.profile.torch_trace import OURS
 from attnbench.worker.outcome import reason_of
-from attnbench.workloads.base import load_workload
+from attnbench.workloads.base import Case, Inputs, load_workload
 
 NOTHING_RAN = 3
 
@@ -67,7 +67,7 @@ def carry_out(job: Job, trace: Path) -> Answer:
     return Answer(reasons=reasons, gpu=gpu, torch=str(torch.__version__))
 
 
-def _opened(name: str, job: Job, case: Any, inputs: Any, machine: Machine, sessions: ExitStack) -> Launch:
+def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, sessions: ExitStack) -> Launch:
     """Open a backend and warm it up; its session is closed with the others."""
     shipped = parse_selector(name)[0] in all_backends()
     backend = resolve(name, case, files=() if shipped else job.files)

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
 from attnbench.stats.race_data import Rules
-from attnbench.workloads.base import Workload
+from attnbench.workloads.base import Case, Workload
 
 ROUNDED = ("batch", "seqlen", "seqlen_k", "scaling_seqlen")
 """Axes of which a bucket holds every value up to the next power of two."""
@@ -24,7 +24,7 @@ SETTINGS = ("timer", "l2", "regime", "input", "seed", "lock_clocks")
 """Of the settings what can change who is fastest."""
 
 
-def bucket(workload: Workload, case: Any) -> Any:
+def bucket(workload: Workload, case: Case) -> Case:
     """The case that stands for its bucket: batch and lengths rounded up to powers of two.
 
     A case that would contradict itself there is a bucket of its own.
@@ -39,7 +39,7 @@ def bucket(workload: Workload, case: Any) -> Any:
 
 
 def key(
-    *, backend: str, bucket: Any, environment: Environment, source: str, configs: Iterable[str], settings: Settings,
+    *, backend: str, bucket: Case, environment: Environment, source: str, configs: Iterable[str], settings: Settings,
     rules: Rules,
 ) -> dict[str, Any]:
     """Everything an answer holds for, as plain data."""

@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described
 from attnbench.errors import UsageError, refusal, unknown
-from attnbench.workloads.base import load_workload
+from attnbench.workloads.base import Case, load_workload
 
 LISTED = 40
 "As many configurations are named where a wildcard means none of them."
@@ -40,7 +40,7 @@ def with_a_space(known: Mapping[str, Backend]) -> list[str]:
     return sorted(name for name, backend in known.items() if _has_space(backend))
 
 
-def space(backend: Backend, case: Any, patterns: Sequence[str], who: str) -> dict[str, Mapping[str, Any]]:
+def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> dict[str, Mapping[str, Any]]:
     """Configurations of a backend for a case, by selector, the default first.
 
     Args:

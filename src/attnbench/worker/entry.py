@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.backends.registry import all_backends, parse_selector, resolve
@@ -21,6 +20,7 @@ from attnbench.record import Record
 from attnbench.worker.blame import BlamePage, Word
 from attnbench.worker.outcome import RecordBuilder
 from attnbench.worker.supervisor import KEPT
+from attnbench.workloads.base import Case
 
 MIB = 2**20
 
@@ -143,7 +143,7 @@ def _printed(page: BlamePage) -> int:
     return page.printed() + waiting[0]
 
 
-def backend_for(selector: str, case: Any, files: Sequence[str]) -> Backend:
+def backend_for(selector: str, case: Case, files: Sequence[str]) -> Backend:
     """The backend that a selector of the plan names.
 
     Raises:

@@ -32,7 +32,7 @@ from attnbench.record import (
 )
 from attnbench.worker.private import without_paths
 from attnbench.worker.source import hash_of
-from attnbench.workloads.base import Workload, load_workload
+from attnbench.workloads.base import Case, Workload, load_workload
 
 LOWEST_SHRINK = 1 / 64
 
@@ -41,7 +41,7 @@ class RecordBuilder:
     """Gathers what becomes the record of one backend."""
 
     def __init__(
-        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Any, *, device: str,
+        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Case, *, device: str,
         files: Sequence[str],
     ) -> None:
         self.group, self.settings, self.name = group, settings, name

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from attnbench.dtypes import DTYPES
 from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
@@ -42,9 +42,15 @@ class Axis:
 class Case(Protocol):
     """One problem: a frozen dataclass that checks itself (UsageError) in __post_init__."""
 
-    dtype: str
-    mode: str
-    "fwd, bwd or fwd-bwd"
+    @property
+    def dtype(self) -> str:
+        """A row of `dtypes.DTYPES`."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """fwd, bwd or fwd-bwd."""
+        ...
 
     @property
     def id(self) -> str:
@@ -62,6 +68,14 @@ class Inputs(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a backend reads, by name; what the cheat checks watch and reload."""
         ...
+
+
+CaseT = TypeVar("CaseT", bound=Case)
+"The case class of a workload, and of the backends that compute it."
+InputsT = TypeVar("InputsT", bound=Inputs)
+"Its class of inputs."
+JudgedCase = TypeVar("JudgedCase", bound=Case, contravariant=True)
+JudgedInputs = TypeVar("JudgedInputs", bound=Inputs, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ class OutputKind(Enum):
     "which of several right answers the launch gives: judged by a `Choice`; a launch need not return it"
 
 
-class Choice(Protocol):
+class Choice(Protocol[JudgedCase, JudgedInputs]):
     """The judge of an output of kind `OutputKind.CHOICE`, such as the blocks that a launch selected.
 
     A choice is judged by what makes it good, not by equality with the oracle's.  The other outputs are then compared
@@ -99,22 +113,22 @@ class Choice(Protocol):
     from the oracle's own.
     """
 
-    def faults(self, case: Any, inputs: Any, chosen: Tensor) -> Sequence[str]:
+    def faults(self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a launch's choice, in words."""
         ...
 
-    def is_oracles(self, case: Any, inputs: Any, chosen: Tensor) -> bool:
+    def is_oracles(self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor) -> bool:
         """Whether a choice without faults is the one the oracle makes, however it is spelled."""
         ...
 
     def follow(
-        self, case: Any, inputs: Any, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
+        self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
         """What `Workload.oracle` answers, had it made this choice."""
         ...
 
 
-class Workload(ABC):
+class Workload(ABC, Generic[CaseT, InputsT]):
     """A family of problems."""
 
     name: ClassVar[str]
@@ -130,52 +144,54 @@ class Workload(ABC):
         """
         return {"out": OutputKind.VALUE}
 
-    def result_dtype(self, case: Any) -> str:
+    def result_dtype(self, case: CaseT) -> str:
         """Precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
         return DTYPES[case.dtype].results
 
     @abstractmethod
-    def case(self, values: Mapping[str, Any]) -> Any:
+    def case(self, values: Mapping[str, Any]) -> CaseT:
         """Build a case from axis values or from `Case.to_dict`; UsageError names the field."""
 
     @abstractmethod
-    def work(self, case: Any) -> Work:
+    def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""
 
     @abstractmethod
-    def inputs(self, case: Any, *, seed: int, kind: str, device: str | device) -> Any:
+    def inputs(self, case: CaseT, *, seed: int, kind: str, device: str | device) -> InputsT:
         """Seeded inputs on the device; `kind` is normal, uniform or zeros."""
 
     @abstractmethod
-    def oracle(self, variant: str, case: Any, inputs: Any, *, dtype: torch_dtype, draw: Draw) -> dict[str, Tensor]:
+    def oracle(
+        self, variant: str, case: CaseT, inputs: InputsT, *, dtype: torch_dtype, draw: Draw
+    ) -> dict[str, Tensor]:
         """Plain evaluation in `dtype` of the values and gradients that the mode has: the drawn parts only."""
 
     @abstractmethod
-    def expected_errors(self, variant: str, case: Any, inputs: Any, *, draw: Draw) -> dict[str, Tensor]:
+    def expected_errors(self, variant: str, case: CaseT, inputs: InputsT, *, draw: Draw) -> dict[str, Tensor]:
         """Standard deviation of each element of `oracle`'s results in the case's own precision, by rounding alone."""
 
     @abstractmethod
-    def draw(self, case: Any, *, seed: int, max_bytes: int) -> Draw:
+    def draw(self, case: CaseT, *, seed: int, max_bytes: int) -> Draw:
         """The whole case if the oracle fits in `max_bytes`, else a seeded draw of parts with the corners among them.
 
         A part is whatever has complete results of its own; `workloads.drawing.draw_parts` draws by any unit.
         """
 
     @abstractmethod
-    def select(self, case: Any, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+    def select(self, case: CaseT, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         """The part of a backend's outputs that `oracle` computed for this draw."""
 
-    def choice(self, variant: str) -> Choice | None:
+    def choice(self, variant: str) -> Choice[CaseT, InputsT] | None:
         """The judge of the variant's output of kind choice; None where there is one right answer."""
         return None
 
     def suspects(
-        self, variant: str, case: Any, inputs: Any, *, draw: Draw
+        self, variant: str, case: CaseT, inputs: InputsT, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
         """Well-known wrong answers in fp32, with words: ("top-left causal alignment", outputs)."""
         return ()
 
-    def signs(self, case: Any) -> Mapping[str, str]:
+    def signs(self, case: CaseT) -> Mapping[str, str]:
         """Tensors whose last dimension may change sign, and by which common vector; empty where none may.
 
         Inputs and outputs by name, each with the name of a vector of ±1 over its last dimension.  Multiplying
@@ -184,7 +200,7 @@ class Workload(ABC):
         """
         return {}
 
-    def flags(self, case: Any) -> list[str]:
+    def flags(self, case: CaseT) -> list[str]:
         """The shape flags that name this case on the command line, whatever the defaults there are.
 
         Only an axis that follows another one by default (seqlen_k) is left out where it does.
@@ -206,13 +222,13 @@ class Workload(ABC):
                 words += [f"--{flag}", ":".join(map(str, value)) if isinstance(value, list) else str(value)]
         return words
 
-    def _means(self, values: Mapping[str, Any], case: Any) -> bool:
+    def _means(self, values: Mapping[str, Any], case: CaseT) -> bool:
         try:
             return bool(self.case(values) == case)
         except UsageError:  # the default does not go with the other values
             return False
 
-    def shrink(self, case: Any, factor: float) -> Any | None:
+    def shrink(self, case: CaseT, factor: float) -> CaseT | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
         return None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOAD", "AttentionCase", "AttentionWorkload"]
 
 
-class AttentionWorkload(Workload):
+class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     """Softmax attention of queries over all visible keys."""
 
     name = "attention"

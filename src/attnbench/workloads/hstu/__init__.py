@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOAD", "HstuCase", "HstuWorkload", "sparse_work"]
 
 
-class HstuWorkload(Workload):
+class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
     """SiLU attention of jagged sequences: dense (`hstu`) and block-sparse (`hstu-bsa`)."""
 
     name = "hstu"
@@ -92,7 +92,7 @@ class HstuWorkload(Workload):
 
         return select(case, outputs, draw)
 
-    def choice(self, variant: str) -> Choice | None:
+    def choice(self, variant: str) -> Choice[HstuCase, HstuInputs] | None:
         """The blocks a block-sparse launch selected (output `blocks`): ties in its own precision are its own."""
         self._known(variant)
         if variant == "hstu":
