@@ -268,7 +268,7 @@ def card(grids: int, minutes: float) -> dict[str, object]:
     from attnbench.sweep.run import execute
 
     device = resolve("auto")
-    kind, ends = device.partition(":")[0], time.monotonic() + 60.0 * minutes
+    kind, ends = device.kind, time.monotonic() + 60.0 * minutes
     found: dict[str, list[dict[str, object]]] = {}
     environment = None
     for share, (regime, axes) in enumerate((("burst", BURST), ("sustained", SUSTAINED)), start=1):
@@ -276,7 +276,7 @@ def card(grids: int, minutes: float) -> dict[str, object]:
         until = time.monotonic() + (ends - time.monotonic()) / (3 - share)
         while len(runs) <= grids // 2 and time.monotonic() < until:
             settings = {"regime": regime, "max_seconds": 0.4} if kind == "cuda" else {"max_seconds": 0.2}
-            request = Request(suite=load_suite("quick", kind), device=device, backends=BACKENDS[kind],
+            request = Request(suite=load_suite("quick", kind), device=str(device), backends=BACKENDS[kind],
                               baseline="sdpa-flash", axes=axes if kind == "cuda" else ON_CPU,
                               settings=settings | {"check": False})
             runs.append(execute(build(request, run_id=new_id(), command="benchmarks/diff.py --card", started=now())))

@@ -27,8 +27,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     device = resolve("auto")
-    suite = load_suite("overhead", device.partition(":")[0])
-    run = build(Request(suite=suite, device=device), run_id=new_id(), command="benchmarks/overhead.py", started=now())
+    suite = load_suite("overhead", device.kind)
+    run = build(Request(suite=suite, device=str(device)), run_id=new_id(), command="benchmarks/overhead.py",
+                started=now())
     run = dataclasses.replace(run, plan=run.plan[: args.groups])
     marks: list[tuple[float, float]] = []
     started = time.perf_counter()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import GroupTiming, sample
@@ -73,7 +74,7 @@ def pair(
     """Two closures as a group."""
     subjects = [Subject(name="a", call=a), Subject(name="b", call=b)]
     plan = Plan(seed=seed, max_seconds=args.seconds, rel_ci=args.rel_ci, regime=regime)
-    return sample(subjects, device="cuda", plan=plan)
+    return sample(subjects, device=Device("cuda"), plan=plan)
 
 
 def ratio(group: GroupTiming) -> dict[str, float | None]:
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     settings = vars(args) | {"out": args.out.name}
-    result: dict = {"environment": to_dict(environment("cuda")), "settings": settings}
+    result: dict = {"environment": to_dict(environment(Device("cuda"))), "settings": settings}
     result |= {"aa": [], "sustained": [], "ab": []}
     for kernel in KERNELS:
         call = attention(*kernel)

@@ -27,6 +27,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from attnbench.machine.device import CPU
 from attnbench.machine.fingerprint import environment
 from attnbench.record import Run, to_dict
 from attnbench.store.runfile import write
@@ -98,7 +99,7 @@ def main() -> None:
         write(run, run_file)
         seconds, cpu_seconds = zip(*(built(run_file, page) for _ in range(args.repeats)), strict=True)
         result = {
-            "environment": to_dict(environment("cpu")), "load": os.getloadavg()[0],
+            "environment": to_dict(environment(CPU)), "load": os.getloadavg()[0],
             "ahead_of_others": os.sched_getscheduler(0) != os.SCHED_OTHER,
             "libraries": {name: version(name) for name in ("altair", "vl-convert-python", "playwright")},
             "records": len(run.records), "samples": 100, "run_file_mb": run_file.stat().st_size / 1e6,

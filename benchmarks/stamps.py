@@ -26,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
+from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
 from attnbench.measure.stage import open_stage
 from attnbench.measure.subject import Subject
@@ -137,7 +138,7 @@ def all_stamped() -> list[Stamped]:
 def by_timer(kernel: Stamped, name: str) -> dict:
     """One batch by a timer of the harness, flushes between, and what the launches stamped."""
     timer = choose(name, "cuda")
-    with open_stage("cuda", "cold") as stage:
+    with open_stage(Device("cuda"), "cold") as stage:
         subject = Subject(name=kernel.name, call=kernel)
         timer.measure(stage, [(0, subject)] * 10, 0.01, lambda index, phase: None)
         kernel.launches = 0
@@ -191,7 +192,7 @@ def main() -> None:
     if args.watched:
         watched(args.out)
         return
-    result: dict = {"environment": to_dict(environment("cuda")), "kernels": {}}
+    result: dict = {"environment": to_dict(environment(Device("cuda"))), "kernels": {}}
     for kernel in all_stamped():
         result["kernels"][kernel.name] = {name: by_timer(kernel, name) for name in ("cupti", "events")}
     for cache in ("none", "all"):

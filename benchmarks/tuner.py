@@ -250,14 +250,14 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     backend = find_backend(backend_name, known_backends(files), "benchmarks/tuner.py")
     workload = load_workload(backend.workload)
     case, where = workload.case(shape), resolve(device)
-    settings = Settings(device=where)
+    settings = Settings(device=str(where))
     run = Run(id=new_id(), suite="tuner", command="benchmarks/tuner.py", started=now(), settings=settings)
     with Execution(run, files=files) as execution:
         kept = Kept(key={}, backend=backend.name, workload=workload.name, case=case.to_dict(), case_id=case.id,
                     started=now(), environment=execution.environment(), settings=settings,
                     configs=space(backend, case, patterns, "benchmarks/tuner.py"), rules=dataclasses.asdict(rules))
         tuning = Tuning(kept=kept, path=None, execution=execution, files=files,
-                        jobs=0 if where == "cpu" or not backend.compiles else default_jobs())
+                        jobs=0 if not where.on_gpu or not backend.compiles else default_jobs())
         tuning.prepare()
         prepared = tuning.kept
         print(f"{len(prepared.checked)} of {len(prepared.configs)} run and are right; {prepared.seconds}", flush=True)

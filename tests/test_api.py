@@ -15,6 +15,7 @@ import pytest
 
 import attnbench
 from attnbench.errors import RunFileError, Unavailable, UsageError
+from attnbench.machine.device import Device
 from attnbench.measure import sampling, stage
 from attnbench.measure.timers import wall
 from attnbench.store.history.opening import open_history
@@ -146,7 +147,7 @@ def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pyt
 
 
 def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: "cuda:0")
+    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: Device("cuda"))
     monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: run)
     planned = attnbench.run("quick").run
     assert planned.settings.device == "cuda:0"

@@ -8,6 +8,7 @@ import torch
 from attnbench.backends.dense import ALL_DTYPES
 from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.machine.ceilings import matmul_tflops
+from attnbench.machine.device import CPU
 from attnbench.machine.peaks import ROWS, peak
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 
@@ -44,4 +45,4 @@ def test_the_data_sheets_peak_of_a_case_is_that_of_its_format():
 
 
 def test_a_format_that_torch_does_not_multiply_has_no_measured_ceiling():
-    assert [matmul_tflops("cpu", name) for name in ("e4m3", "int8", "none")] == [None, None, None]
+    assert [matmul_tflops(CPU, name) for name in ("e4m3", "int8", "none")] == [None, None, None]

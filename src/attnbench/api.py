@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import PowerSeries, Run, Speedup, Time
 
 if TYPE_CHECKING:
+    from attnbench.machine.device import Device
     from attnbench.measure.sampling import GroupTiming
     from attnbench.measure.sampling import Timing as Sampled
 
@@ -269,7 +270,7 @@ def run(
     asked = {name: value for name, value in settings.items() if value is not None}
     values = {name: _several(value) for name, value in (axes or {}).items()}
     request = Request(
-        suite=load_suite(suite, place.partition(":")[0]), device=place, backends=_several(backends), baseline=baseline,
+        suite=load_suite(suite, place.kind), device=str(place), backends=_several(backends), baseline=baseline,
         files=paths, axes=values, settings=_settings(asked),
     )
     words = {"device": device if device != "auto" else None, "backends": list(request.backends), "baseline": baseline,
@@ -345,25 +346,25 @@ def _sample(
         return sample(subjects, device=place, plan=wanted), first_calls
 
 
-def _place(device: str) -> str:
+def _place(device: str) -> Device:
     """The device a function is timed on: of several GPUs the current one, where none is named."""
     from attnbench.machine.devices import resolve
 
     place = resolve(device)
-    if place == "cpu" or ":" in device:
+    if not place.on_gpu or ":" in device:
         return place
     import torch
 
-    return f"cuda:{torch.cuda.current_device()}"
+    return replace(place, index=torch.cuda.current_device())
 
 
-def _current(place: str) -> AbstractContextManager[Any]:
+def _current(place: Device) -> AbstractContextManager[Any]:
     """Make a GPU the current one, as it is while functions are sampled."""
-    if place == "cpu":
+    if not place.on_gpu:
         return nullcontext()
     import torch
 
-    return torch.cuda.device(place)
+    return torch.cuda.device(str(place))
 
 
 def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Timing:

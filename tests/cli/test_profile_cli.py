@@ -8,6 +8,7 @@ from pathlib import Path
 import made_up_captures as made
 import pytest
 
+from attnbench.machine.device import Device
 from attnbench.store.runfile import read, write
 from made_up_run import make_case, make_record, make_run
 
@@ -17,7 +18,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture
 def card(monkeypatch, tmp_path):
     """A machine with a GPU as far as planning goes, and tools that only know their options."""
-    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: "cuda:0" if device == "auto" else device)
+    monkeypatch.setattr("attnbench.machine.devices.resolve",
+                        lambda device: Device.parse("cuda" if device == "auto" else device))
     monkeypatch.setenv("PATH", f"{TESTS / 'profile' / 'bin'}:{TESTS / 'fakes' / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls.log"))
     for key in ("CUDA_HOME", "CUDA_PATH"):

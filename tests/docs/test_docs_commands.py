@@ -11,6 +11,7 @@ from documents import GUIDES, ROOT, commands
 from attnbench.cli import MODULES, VERBS, main
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError
+from attnbench.machine.device import Device
 
 COMMANDS = [command for path in GUIDES for command in commands(path)]
 PLANNED = ("run", "compare", "check")
@@ -28,7 +29,8 @@ def place(request, tmp_path, monkeypatch):
         (tmp_path / file).write_text(text.replace('"chunked"', f'"{file[:-3]}"'))
     (tmp_path / "mine.toml").write_text((ROOT / "src/attnbench/suites/compare.toml").read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: auto if device == "auto" else device)
+    monkeypatch.setattr("attnbench.machine.devices.resolve",
+                        lambda device: Device.parse(auto if device == "auto" else device))
     for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path

@@ -9,10 +9,13 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from attnbench.machine.device import Device
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer
 from waiting import Clock
+
+CARD = Device("cuda")
 
 
 @dataclass
@@ -50,7 +53,7 @@ class SimulatedStage(Stage):
 
     kind = "cuda"
 
-    def __init__(self, device: str = "cuda", l2: str = "cold") -> None:
+    def __init__(self, device: Device = CARD, l2: str = "cold") -> None:
         super().__init__()
         self.device, self.l2 = device, l2
         self.events: list[str] = []

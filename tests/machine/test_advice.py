@@ -3,13 +3,14 @@
 import pytest
 
 from attnbench.machine import advice
+from attnbench.machine.device import Device
 from attnbench.machine.nvml import Gpu
 
 GIB = 2**30
 
 
 def commands(nvml, device="cuda"):
-    return [item.command for item in advice.tuning(Gpu.open(device))]
+    return [item.command for item in advice.tuning(Gpu.open(Device.parse(device)))]
 
 
 def test_tuning_is_from_the_cards_own_maximum(nvml):

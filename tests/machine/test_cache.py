@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from attnbench.machine import cache
+from attnbench.machine.device import CPU, Device
 
 
 def fill(folder, cpu, *caches):
@@ -52,10 +53,10 @@ def test_a_gpu_says_it_through_torch(monkeypatch):
     sizes = {"cuda:0": 60 * 2**20, "cuda:1": 0}
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda device: SimpleNamespace(L2_cache_size=sizes[str(device)]))
-    assert cache.l2_bytes("cuda:0") == 62_914_560
-    assert cache.l2_bytes("cuda:1") is None
+    assert cache.l2_bytes(Device("cuda")) == 62_914_560
+    assert cache.l2_bytes(Device("cuda", 1)) is None
 
 
 def test_this_machine():
-    size = cache.l2_bytes("cpu")
+    size = cache.l2_bytes(CPU)
     assert size is None or 2**15 <= size <= 2**34

@@ -12,6 +12,7 @@ import pytest
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine import child, clocks
 from attnbench.machine.clocks import locked_clocks, nearest, parse
+from attnbench.machine.device import CPU, Device
 from waiting import PATIENCE_S, alive, until
 
 OPEN = (None, None)
@@ -20,8 +21,9 @@ PARENT = f"""
     import os, signal, sys
     from attnbench.machine import clocks
     from attnbench.machine.clocks import locked_clocks
+    from attnbench.machine.device import Device
     clocks.START_S = {PATIENCE_S}
-    with locked_clocks("1500,2619", "cuda:0"):
+    with locked_clocks("1500,2619", Device("cuda")):
         {{body}}
 """
 
@@ -57,7 +59,7 @@ def parent(nvml):
 
 
 def test_locked_inside_and_back_outside(nvml):
-    with locked_clocks("1500", "cuda"):
+    with locked_clocks("1500", Device("cuda")):
         assert nvml.locked() == (1500, None)
     assert nvml.locked() == OPEN
     assert [call[0] for call in nvml.read()["calls"]] == ["nvmlDeviceSetGpuLockedClocks",
@@ -65,20 +67,20 @@ def test_locked_inside_and_back_outside(nvml):
 
 
 def test_the_memory_clock_too(nvml):
-    with locked_clocks("1200,1593", "cuda:0"):
+    with locked_clocks("1200,1593", Device("cuda")):
         assert nvml.locked() == (1200, 1593)
     assert nvml.locked() == OPEN
 
 
 def test_only_the_card_asked_for(nvml):
     nvml.add("NVIDIA H200", 1)
-    with locked_clocks("1980", "cuda:1"):
+    with locked_clocks("1980", Device("cuda", 1)):
         assert (nvml.locked(0), nvml.locked(1)) == (OPEN, (1980, None))
     assert nvml.locked(1) == OPEN
 
 
 def test_an_exception_passes_and_the_clocks_go_back(nvml):
-    with pytest.raises(ZeroDivisionError) as caught, locked_clocks("1500", "cuda"):
+    with pytest.raises(ZeroDivisionError) as caught, locked_clocks("1500", Device("cuda")):
         1 / 0  # noqa: B018
     assert nvml.locked() == OPEN
     assert not getattr(caught.value, "__notes__", [])
@@ -145,7 +147,7 @@ def test_killed_in_the_middle_of_locking(nvml, parent):
 
 def test_a_guardian_that_is_stopped_gives_back_and_is_missed(nvml):
     def stopped_inside():
-        with locked_clocks("1500", "cuda"):
+        with locked_clocks("1500", Device("cuda")):
             os.kill(_guardian(), signal.SIGTERM)
             assert nvml.wait_locked(OPEN) == OPEN
 
@@ -155,13 +157,13 @@ def test_a_guardian_that_is_stopped_gives_back_and_is_missed(nvml):
 
 def test_clocks_that_do_not_go_back_are_told(nvml):
     with (pytest.raises(Unavailable, match=r"may still be in force.*sudo nvidia-smi -rgc && sudo nvidia-smi -rmc$"),
-          locked_clocks("1500,2619", "cuda")):
+          locked_clocks("1500,2619", Device("cuda"))):
         nvml.set(refuse=["nvmlDeviceResetGpuLockedClocks"])
 
 
 def test_clocks_that_do_not_go_back_are_told_beside_an_exception(nvml):
     def fails_inside():
-        with locked_clocks("1500", "cuda"):
+        with locked_clocks("1500", Device("cuda")):
             nvml.set(refuse=["nvmlDeviceResetGpuLockedClocks"])
             raise ZeroDivisionError
 
@@ -172,7 +174,7 @@ def test_clocks_that_do_not_go_back_are_told_beside_an_exception(nvml):
 
 def test_no_permission_names_the_commands(nvml):
     nvml.set(permission=False)
-    with pytest.raises(Unavailable) as caught, locked_clocks("1500,2619", "cuda"):
+    with pytest.raises(Unavailable) as caught, locked_clocks("1500,2619", Device("cuda")):
         pytest.fail("the block must not run")
     assert str(caught.value) == (
         "clocks: lock_clocks=1500,2619 is not permitted (Insufficient Permissions); an administrator locks them with: "
@@ -185,14 +187,14 @@ def test_no_permission_on_one_card_of_several(nvml):
     nvml.add("NVIDIA H200", 1)
     nvml.set(permission=False)
     words = "sudo nvidia-smi -i 1 -lgc 1980,1980; afterwards: sudo nvidia-smi -i 1 -rgc$"
-    with pytest.raises(Unavailable, match=words), locked_clocks("1980", "cuda:1"):
+    with pytest.raises(Unavailable, match=words), locked_clocks("1980", Device("cuda", 1)):
         pytest.fail("the block must not run")
 
 
 def test_a_card_that_locks_sm_but_not_memory_is_left_open(nvml):
     nvml.set(refuse=["nvmlDeviceSetMemoryLockedClocks"])
     with pytest.raises(Unavailable, match=r"lock_clocks=1500,2619 cannot be set; .*Not Supported"), \
-            locked_clocks("1500,2619", "cuda"):
+            locked_clocks("1500,2619", Device("cuda")):
         pytest.fail("the block must not run")
     assert nvml.locked() == OPEN
 
@@ -200,7 +202,7 @@ def test_a_card_that_locks_sm_but_not_memory_is_left_open(nvml):
 @pytest.mark.parametrize("spec", ["", "fast", "1980,", ",2619", "1980,2619,1", "-5", "0", "1980.5", "1e3",
                                   " 1980", "1980;2619"])
 def test_a_spec_that_is_no_spec(nvml, spec):
-    with pytest.raises(UsageError) as caught, locked_clocks(spec, "cuda"):
+    with pytest.raises(UsageError) as caught, locked_clocks(spec, Device("cuda")):
         pytest.fail("the block must not run")
     assert str(caught.value) == (f"clocks: lock_clocks={spec} is not SM[,MEM]; "
                                  "one or two whole numbers of MHz, such as 1500 or 1500,2619")
@@ -213,7 +215,7 @@ def test_a_spec_that_is_no_spec(nvml, spec):
     ("1500,2600", "has no memory clock of 2600 MHz on this card; 1593 to 3201, nearest 1593 and 2619"),
     ("1500,1593", "has no SM clock of 1500 MHz on this card; 1200 to 1980, nearest 1200 and 1980")])
 def test_clocks_the_card_does_not_run_at(nvml, spec, words):
-    with pytest.raises(UsageError) as caught, locked_clocks(spec, "cuda"):
+    with pytest.raises(UsageError) as caught, locked_clocks(spec, Device("cuda")):
         pytest.fail("the block must not run")
     assert str(caught.value) == f"clocks: lock_clocks={spec} {words}"
     assert nvml.read()["calls"] == []
@@ -221,18 +223,18 @@ def test_clocks_the_card_does_not_run_at(nvml, spec, words):
 
 def test_a_card_that_keeps_its_clocks_secret_is_asked_anyway(nvml):
     nvml.set(refuse=["nvmlDeviceGetSupportedMemoryClocks"])
-    with locked_clocks("1501", "cuda"):
+    with locked_clocks("1501", Device("cuda")):
         assert nvml.locked() == (1501, None)
 
 
 def test_a_cpu_has_no_clocks_to_lock(nvml):
     with pytest.raises(UsageError, match="lock_clocks=1980 cannot be set on cpu; a CUDA device"), \
-            locked_clocks("1980", "cpu"):
+            locked_clocks("1980", CPU):
         pytest.fail("the block must not run")
 
 
 def test_no_driver(no_driver):
-    with pytest.raises(Unavailable, match="Driver Not Loaded"), locked_clocks("1980", "cuda"):
+    with pytest.raises(Unavailable, match="Driver Not Loaded"), locked_clocks("1980", Device("cuda")):
         pytest.fail("the block must not run")
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnbench.errors import Unavailable, UsageError
+from attnbench.machine.device import CPU, Device
 from attnbench.machine.devices import resolve, why_no_gpu
 
 
@@ -21,10 +22,12 @@ def cards(monkeypatch):
     ("auto", 0, "cpu"), ("auto", 2, "cuda:0"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda:0"), ("cuda:1", 2, "cuda:1")])
 def test_what_is_meant(cards, device, count, meant):
     cards(count)
-    assert resolve(device) == meant
+    assert resolve(device) == Device.parse(meant)
+    assert str(resolve(device)) == meant
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU", "cuda:0,1", "mps"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU", "cuda:0,1", "mps", "cuda 0",
+                                    "cuda:１"])
 def test_what_is_not_known(device):
     with pytest.raises(UsageError) as caught:
         resolve(device)
@@ -64,4 +67,24 @@ def test_torchs_own_warning_is_the_reason(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", warns)
     assert why_no_gpu() == "The NVIDIA driver on your system is too old"
-    assert resolve("auto") == "cpu"
+    assert resolve("auto") == CPU
+
+
+@pytest.mark.parametrize(("text", "device", "spelled"), [
+    ("cpu", Device("cpu"), "cpu"), ("cuda", Device("cuda", 0), "cuda:0"), ("cuda:0", Device("cuda"), "cuda:0"),
+    ("cuda:12", Device("cuda", 12), "cuda:12")])
+def test_a_device_is_a_value_with_a_text_form(text, device, spelled):
+    assert Device.parse(text) == device
+    assert str(device) == spelled
+    assert Device.parse(spelled) == device
+    assert device.on_gpu is (device.kind == "cuda")
+    assert len({device, Device.parse(text)}) == 1
+
+
+def test_the_name_of_a_card_is_asked_for_once_and_is_no_part_of_what_it_is(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: asked.append(place) or "NVIDIA H200")
+    named = Device("cuda", 1).named()
+    assert (named.name, named.named().name, asked) == ("NVIDIA H200", "NVIDIA H200", ["cuda:1"])
+    assert named == Device("cuda", 1)
+    assert CPU.named().name is None

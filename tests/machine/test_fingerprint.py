@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attnbench.machine import fingerprint
+from attnbench.machine.device import CPU, Device
 from attnbench.record import Environment, from_dict, to_dict
 
 GPU_FIELDS = ("gpu", "gpu_mem_gb", "gpu_uuid", "sm_count", "l2_mb", "power_limit_w", "driver")
@@ -27,7 +28,7 @@ def h200(nvml, monkeypatch):
 
 
 def test_on_a_cpu_the_gpu_fields_are_none(nvml):
-    env = fingerprint.environment("cpu")
+    env = fingerprint.environment(CPU)
     assert {getattr(env, name) for name in GPU_FIELDS} == {None}
     assert env.python == platform.python_version()
     assert env.torch == torch.__version__
@@ -37,20 +38,20 @@ def test_on_a_cpu_the_gpu_fields_are_none(nvml):
 
 
 def test_on_a_card(h200):
-    env = fingerprint.environment("cuda:0")
+    env = fingerprint.environment(Device("cuda"))
     assert [getattr(env, name) for name in GPU_FIELDS] == [
         "NVIDIA H200", 139.8, "GPU-11111111-aaaa-bbbb-cccc-000000000000", 132, 60.0, 700.0, "580.95.05"]
 
 
 def test_on_a_card_without_nvml(h200, monkeypatch):
     monkeypatch.delenv("FAKE_NVML")
-    env = fingerprint.environment("cuda:0")
+    env = fingerprint.environment(Device("cuda"))
     assert (env.gpu, env.driver, env.power_limit_w) == ("NVIDIA H200", None, None)
     assert env.gpu_uuid == "GPU-11111111-aaaa-bbbb-cccc-000000000000"
 
 
 def test_it_names_nobody_and_survives_the_run_file(h200):
-    env = fingerprint.environment("cuda:0")
+    env = fingerprint.environment(Device("cuda"))
     text = json.dumps(to_dict(env))
     for secret in (socket.gethostname(), getpass.getuser(), sys.prefix, "/home"):
         assert secret not in text
@@ -85,9 +86,9 @@ def test_cudnn(number, version):
 def test_the_kernel_is_named_by_its_number_only(monkeypatch):
     monkeypatch.setattr(platform, "release", lambda: "6.8.0-45-acme-host17")
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert "Linux 6.8.0, " in fingerprint.environment("cpu").os
+    assert "Linux 6.8.0, " in fingerprint.environment(CPU).os
 
 
 def test_triton_is_found_under_its_nightly_name(monkeypatch):
     monkeypatch.setattr(fingerprint, "packages", lambda: {"pytorch-triton": "3.6.0+git1"})
-    assert fingerprint.environment("cpu").triton == "3.6.0+git1"
+    assert fingerprint.environment(CPU).triton == "3.6.0+git1"

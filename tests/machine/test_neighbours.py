@@ -1,12 +1,13 @@
 import os
 
+from attnbench.machine.device import CPU, Device
 from attnbench.machine.neighbours import Neighbours
 
 MIB = 2**20
 
 
 def test_who_was_there_before_us_is_somebody_else(nvml):
-    there = Neighbours("cuda")
+    there = Neighbours(Device("cuda"))
     assert there.words() == "another process was on the card holding 512 MiB: times may be theirs too"
     nvml.card(processes=[[4242, 512 * MIB], [77, 100 * MIB]])
     assert there.words().startswith("another process was")  # 77 may be ourselves under another number
@@ -18,11 +19,11 @@ def test_who_was_there_before_us_is_somebody_else(nvml):
 
 def test_alone_under_our_own_or_the_drivers_number(nvml):
     nvml.card(processes=[])
-    alone = Neighbours("cuda")
+    alone = Neighbours(Device("cuda"))
     for ourselves in (os.getpid(), 990077):
         nvml.card(processes=[[ourselves, 600 * MIB]])
         assert alone.words() is None
 
 
 def test_a_cpu_has_no_card():
-    assert Neighbours("cpu").words() is None
+    assert Neighbours(CPU).words() is None

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from attnbench.machine import telemetry
+from attnbench.machine.device import CPU, Device
 from attnbench.machine.nvml import open_gpu
 from attnbench.machine.telemetry import PowerSampler
 from waiting import Clock, until
@@ -30,7 +31,7 @@ def test_readings_are_stamped_in_seconds_since_entering(nvml, sampled, monkeypat
         return gpu
 
     monkeypatch.setattr(telemetry, "open_gpu", opened)
-    with PowerSampler("cuda", period_s=0.02) as power:
+    with PowerSampler(Device("cuda"), period_s=0.02) as power:
         before = time.perf_counter()
         sampled(power)
         nvml.card(instant_mw=650250, celsius=66)
@@ -65,7 +66,7 @@ def test_a_reading_a_period_and_none_is_made_up_for(monkeypatch):
             return len(queries) == 6
 
     clock.put_into(monkeypatch, telemetry)
-    power = PowerSampler("cuda", period_s=0.02)
+    power = PowerSampler(Device("cuda"), period_s=0.02)
     power.entered_s, power._stop = clock.perf_counter(), Ended()
     power._read(Card())
     series = power.series()
@@ -74,7 +75,7 @@ def test_a_reading_a_period_and_none_is_made_up_for(monkeypatch):
 
 
 def test_a_start_leaves_the_warm_up_out_and_the_clock_alone(nvml, sampled):
-    with PowerSampler("cuda", period_s=0.02) as power:
+    with PowerSampler(Device("cuda"), period_s=0.02) as power:
         sampled(power, 5)
     whole = power.series()
     late = power.series(start_s=whole.at_s[3])
@@ -85,26 +86,26 @@ def test_a_start_leaves_the_warm_up_out_and_the_clock_alone(nvml, sampled):
 
 def test_a_cpu_has_no_series_and_no_thread(nvml):
     threads = threading.active_count()
-    with PowerSampler("cpu") as power:
+    with PowerSampler(CPU) as power:
         assert threading.active_count() == threads
     assert power.series() is None
 
 
 def test_no_driver_no_series(no_driver):
-    with PowerSampler("cuda") as power:
+    with PowerSampler(Device("cuda")) as power:
         pass
     assert power.series() is None
 
 
 def test_a_card_that_hides_its_power_has_no_series(nvml):
     nvml.set(refuse=["nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"])
-    with PowerSampler("cuda") as power:
+    with PowerSampler(Device("cuda")) as power:
         pass
     assert power.series() is None
 
 
 def test_a_reading_that_fails_is_none_in_the_series(nvml, sampled):
-    with PowerSampler("cuda", period_s=0.02) as power:
+    with PowerSampler(Device("cuda"), period_s=0.02) as power:
         sampled(power)
         nvml.set(refuse=["nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"])
         sampled(power)
@@ -113,7 +114,7 @@ def test_a_reading_that_fails_is_none_in_the_series(nvml, sampled):
 
 
 def test_the_thread_ends_with_an_exception_and_the_sampler_can_be_used_again(nvml, sampled):
-    power = PowerSampler("cuda", period_s=0.02)
+    power = PowerSampler(Device("cuda"), period_s=0.02)
     threads = threading.active_count()
     try:
         with power:

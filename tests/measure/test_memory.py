@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attnbench.machine.device import CPU, Device  # noqa: E402
 from attnbench.measure.memory import Peak, peak  # noqa: E402
 
 
@@ -22,13 +23,13 @@ def test_the_peak_is_what_lives_at_one_time() -> None:
         del c, d
 
     # Two tensors of 4 MB; the operands 1 and 2 are tensors of a few bytes.
-    assert 8_000_000 <= peak(call, "cpu").allocated < 8_000_100
+    assert 8_000_000 <= peak(call, CPU).allocated < 8_000_100
 
 
 def test_what_was_there_before_does_not_count() -> None:
     a = torch.ones(500)
-    assert peak(lambda: a.add_(1), "cpu").allocated < 100
-    assert peak(lambda: None, "cpu").reserved is None
+    assert peak(lambda: a.add_(1), CPU).allocated < 100
+    assert peak(lambda: None, CPU).reserved is None
 
 
 def test_torchs_compiler_is_not_imported_for_it(monkeypatch) -> None:
@@ -36,11 +37,11 @@ def test_torchs_compiler_is_not_imported_for_it(monkeypatch) -> None:
     for name in ("_inductor", "_dynamo"):
         monkeypatch.delattr(torch, name, raising=False)
         monkeypatch.setitem(sys.modules, f"torch.{name}", None)
-    assert peak(lambda: torch.ones(1000), "cpu").allocated == 4000
+    assert peak(lambda: torch.ones(1000), CPU).allocated == 4000
 
 
 def test_on_a_gpu_both_figures_are_above_what_was_there(monkeypatch) -> None:
     for name, answer in {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None,
                          "memory_allocated": 700, "max_memory_allocated": 900, "max_memory_reserved": 1200}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
-    assert peak(lambda: None, "cuda:0") == Peak(allocated=200, reserved=500)
+    assert peak(lambda: None, Device("cuda")) == Peak(allocated=200, reserved=500)

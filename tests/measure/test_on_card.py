@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attnbench.machine.device import Device  # noqa: E402
 from attnbench.measure.memory import peak  # noqa: E402
 from attnbench.measure.plan import Plan  # noqa: E402
 from attnbench.measure.sampling import sample  # noqa: E402
@@ -27,7 +28,8 @@ def measured(call, **plan):
     call()
     torch.cuda.synchronize()
     plan = {"max_seconds": 0.3, "rel_ci": 0.002} | plan
-    return sample([Subject(name="a", call=call), Subject(name="b", call=call)], device="cuda:0", plan=Plan(**plan))
+    subjects = [Subject(name=name, call=call) for name in ("a", "b")]
+    return sample(subjects, device=Device("cuda"), plan=Plan(**plan))
 
 
 def median(group) -> float:
@@ -90,6 +92,6 @@ def test_a_call_that_launches_nothing_is_refused() -> None:
 def test_peak_memory_is_the_calls_own() -> None:
     x = torch.ones(1 << 20, device="cuda")
     held = torch.ones(1 << 24, device="cuda")
-    found = peak(lambda: (x + 1) * 2, "cuda:0")
+    found = peak(lambda: (x + 1) * 2, Device("cuda"))
     assert found.allocated == 2 * x.numel() * 4
     assert found.allocated <= found.reserved < held.numel() * 4, "what was there before does not count"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import Unavailable, UsageError
+from attnbench.machine.device import CPU
 from attnbench.measure import sampling, stage
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
@@ -42,7 +43,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sampling, "open_stage", lambda device, l2: on_card)
         monkeypatch.setattr(sampling, "HEAT_S", 0.01)
         subjects = [Subject(name=name, call=lambda: clock.pass_by(1e-5), reset=reset) for name in truth]
-        return sample(subjects, device="cpu", plan=plan, announce=announce), timer, on_card
+        return sample(subjects, device=CPU, plan=plan, announce=announce), timer, on_card
 
     return run
 
@@ -187,7 +188,7 @@ def test_what_a_call_leaves_in_circles_is_freed_between_batches() -> None:
             nonlocal alive
             alive -= 1
 
-    sample([Subject(name="a", call=Circle)], device="cpu", plan=Plan(warmup=0, iterations=5000))
+    sample([Subject(name="a", call=Circle)], device=CPU, plan=Plan(warmup=0, iterations=5000))
     assert most <= sampling.MAX_BATCH
 
 
@@ -210,27 +211,27 @@ def test_an_unknown_regime_names_what_there_is() -> None:
 
 def test_an_unknown_timer_names_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"timer=walll is not known; .*; did you mean wall\?"):
-        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="walll"))
+        sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="walll"))
 
 
 def test_a_gpu_timer_is_refused_on_a_cpu() -> None:
     with pytest.raises(Unavailable, match="timer=cupti does not work on cpu; for cuda"):
-        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="cupti"))
+        sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="cupti"))
 
 
 def test_cold_l2_is_refused_on_a_cpu() -> None:
     with pytest.raises(UsageError, match="cpu: l2=cold is for GPUs; warm or auto on a CPU"):
-        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(l2="cold"))
+        sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(l2="cold"))
 
 
 def test_a_subject_that_reports_nothing_cannot_be_asked() -> None:
     with pytest.raises(Unavailable, match="reported: subject=a cannot be timed; the launch reports no time of its own"):
-        sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="reported"))
+        sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="reported"))
 
 
 def test_reported_is_what_the_subject_says() -> None:
     subject = Subject(name="a", call=lambda: None, reported_ms=lambda: 1.25)
-    group = sample([subject], device="cpu", plan=Plan(timer="reported", warmup=0, iterations=3))
+    group = sample([subject], device=CPU, plan=Plan(timer="reported", warmup=0, iterations=3))
     assert group.timings[0].samples_ms == [1.25, 1.25, 1.25]
 
 
@@ -238,7 +239,7 @@ def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pyte
     fast, slow = SimulatedTimer(Card(noise=0), {"a": 1.0}), SimulatedTimer(Card(noise=0), {"a": 1.2})
     slow.name = "other"  # type: ignore[misc]
     monkeypatch.setattr(sampling, "available", lambda device: [fast, slow])
-    group = sample([Subject(name="a", call=lambda: None)], device="cpu", plan=Plan(timer="all", warmup=0, iterations=5))
+    group = sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="all", warmup=0, iterations=5))
     assert {name: timings[0].samples_ms[0] for name, timings in group.by_timer.items()} == {
         "simulated": pytest.approx(1.0), "other": pytest.approx(1.2)}
     assert group.timings[0].timer == "simulated"
@@ -249,7 +250,7 @@ def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.Mon
     clock = Clock()
     clock.put_into(monkeypatch, sampling, stage, wall)
     subject = Subject(name="a", call=lambda: clock.sleep(0.002), reset=lambda: clock.sleep(0.01))
-    group = sample([subject], device="cpu", plan=Plan(warmup=0, iterations=5))
+    group = sample([subject], device=CPU, plan=Plan(warmup=0, iterations=5))
     timing = group.timings[0]
     assert timing.timer == "wall"
     assert (timing.l2, timing.regime) == ("warm", "cpu")
@@ -259,7 +260,7 @@ def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.Mon
 
 
 def test_what_an_empty_call_reads_is_said_beside_short_samples_and_not_taken_off() -> None:
-    short, long = (sample([Subject(name="a", call=call)], device="cpu", plan=Plan(iterations=30)).timings[0]
+    short, long = (sample([Subject(name="a", call=call)], device=CPU, plan=Plan(iterations=30)).timings[0]
                    for call in (lambda: None, lambda: time.sleep(2e-3)))
     assert any("an empty call reads" in note for note in short.notes)
     assert not any("an empty call reads" in note for note in long.notes)

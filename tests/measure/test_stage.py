@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attnbench.machine.device import Device  # noqa: E402
 from attnbench.measure import probe, stage  # noqa: E402
 
 
@@ -31,7 +32,7 @@ def test_the_harness_compiles_its_kernels_for_the_device_it_measures(monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(probe, "Flush", make("flush"))
     monkeypatch.setattr(probe, "Marker", make("marker"))
-    with stage.open_stage("cuda:1", "cold"):
+    with stage.open_stage(Device("cuda", 1), "cold"):
         assert current[-1] == "cuda:1"
     assert made == {"flush": "cuda:1", "marker": "cuda:1"}
     assert current == ["cuda:0"]

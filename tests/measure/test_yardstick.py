@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.machine.device import CPU
 from attnbench.measure import sampling
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import Timing, sample
@@ -32,7 +33,7 @@ def simulate(monkeypatch):
         monkeypatch.setattr(sampling, "open_stage", lambda device, l2: stage)
         monkeypatch.setattr(sampling.time, "sleep", lambda seconds: None)
         subjects, beside = ([Subject(name=name, call=lambda: None) for name in names] for names in (truth, YARDSTICKS))
-        group = sample(subjects, device="cpu", plan=plan, announce=lambda index, phase: told.append(index),
+        group = sample(subjects, device=CPU, plan=plan, announce=lambda index, phase: told.append(index),
                        yardsticks=beside)
         return group, timer, told
 
@@ -92,7 +93,7 @@ def test_all_timers_leave_one_series(simulate, monkeypatch):
 def test_they_do_what_is_counted_and_always_the_same(monkeypatch):
     torch = pytest.importorskip("torch")
     state = torch.get_rng_state()
-    first, second = yardsticks("cpu"), yardsticks("cpu")
+    first, second = yardsticks(CPU), yardsticks(CPU)
     assert torch.equal(state, torch.get_rng_state()), "the process's own random numbers stay as they were"
     for one, other in zip(first, second, strict=True):
         assert (one.subject.name, one.flops, one.bytes) == (other.subject.name, other.flops, other.bytes)
@@ -114,11 +115,11 @@ def test_without_room_a_group_goes_without(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "randn", full)
-    assert yardsticks("cpu") == ()
+    assert yardsticks(CPU) == ()
 
 
 def test_a_record_keeps_samples_rounds_and_work():
-    known = yardsticks("cpu")
+    known = yardsticks(CPU)
     timing = Timing(name="yardstick matmul", timer="wall", l2="warm", regime="cpu", samples_ms=[0.02, 0.01],
                     rounds=[0, 4], sm_mhz=[None, None])
     found = measured(known, [timing])

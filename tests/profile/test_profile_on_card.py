@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnbench.errors import Unavailable
+from attnbench.machine.device import Device
 from attnbench.machine.tools import counters_for_all
 from attnbench.profile import sources
 from attnbench.profile.job import Job
@@ -62,7 +63,7 @@ def test_torch_agrees_with_the_timer(tmp_path, rules):
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     call()
-    group = sample([Subject(name="a", call=call)], device="cuda:0", plan=Plan(l2="warm", max_seconds=0.5))
+    group = sample([Subject(name="a", call=call)], device=Device("cuda"), plan=Plan(l2="warm", max_seconds=0.5))
     ours = sorted(group.timings[0].samples_ms)[len(group.timings[0].samples_ms) // 2]
     assert row.median_ms == pytest.approx(ours, rel=0.1)
 

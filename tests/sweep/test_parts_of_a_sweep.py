@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from attnbench.errors import NothingToRun
+from attnbench.machine.device import Device
 from attnbench.record import Environment, Record, Settings, Status
 from attnbench.sweep import device_worker
 from attnbench.sweep.device_worker import Attempt, DeviceWorker
@@ -115,7 +116,7 @@ def worker(monkeypatch):
         starts: ClassVar[list] = []
 
     monkeypatch.setattr(device_worker, "Worker", Fresh)
-    return DeviceWorker("cuda:1", (), Listener()), Fresh
+    return DeviceWorker(Device("cuda", 1), (), Listener()), Fresh
 
 
 def test_a_worker_is_started_when_asked_and_replaced_when_touched(worker):

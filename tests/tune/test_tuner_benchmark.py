@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tunable_timer import BEST, true_ms
 
+from attnbench.machine.device import Device
 from attnbench.stats.race_data import Rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def benchmark(card, monkeypatch):
 def test_races_on_a_card_are_held_against_everyone_sampled_as_a_finalist(benchmark, monkeypatch, capsys):
     from attnbench.machine import devices
 
-    monkeypatch.setattr(devices, "resolve", lambda device: "cuda:0")
+    monkeypatch.setattr(devices, "resolve", lambda device: Device("cuda"))
     found = benchmark.on_card("tunable", SHAPE, 2, files=(FILE,), patterns=("c1?", "c20", "c30"),
                               rules=Rules(final_rounds=40, heat=8))
     assert (found["configurations"], found["right"]) == (13, 12)

@@ -14,6 +14,7 @@ from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable
+from attnbench.machine.device import Device
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.subject import Misleading, Subject
@@ -69,7 +70,7 @@ def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str 
         subject = Subject(name=name, call=launch.call(case.mode), reset=launch.reset,
                           inspector=Inspection(launch, references, **terms))
         try:
-            sample([subject], device=device, plan=Plan(**({"max_seconds": 0.1} | plan)))
+            sample([subject], device=Device.parse(device), plan=Plan(**({"max_seconds": 0.1} | plan)))
         except (Misleading, Unavailable) as why:
             return str(why)
         return recheck(launch, references, **terms).reason

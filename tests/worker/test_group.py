@@ -6,6 +6,7 @@ import pytest
 from small_runs import MISBEHAVING, small_run
 
 from attnbench.backends.base import Machine
+from attnbench.machine.device import CPU
 from attnbench.measure.memory import Peak
 from attnbench.record import Memory, Status
 from attnbench.worker import device, group
@@ -24,7 +25,7 @@ def carried_out():
         pages.append(BlamePage.create())
         records = []
         plan = run.plan[0]
-        one = GroupRun(plan, run.settings, files=[MISBEHAVING], device="cpu", machine=machine, page=pages[-1],
+        one = GroupRun(plan, run.settings, files=[MISBEHAVING], device=CPU, machine=machine, page=pages[-1],
                        on_record=records.append)
         if case:
             one.case = one.workload.case(plan.case | case)

@@ -7,6 +7,7 @@ import re
 import pytest
 from small_runs import HARMFUL, MISBEHAVING, by_name, small_run
 
+from attnbench.machine.device import CPU
 from attnbench.record import Record, Run, Status
 from attnbench.sweep.group import APART
 from attnbench.sweep.run import execute
@@ -41,7 +42,7 @@ def together() -> dict[str, Record]:
     """Records of one worker by name, before any is tried alone."""
     names = [name for name in EXPECTED if name != "honest"]
     run, found = small_run(["honest", *names, "honest-too"]), {}
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         done = worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: found.update({one.backend: one}))
     assert isinstance(done, float)

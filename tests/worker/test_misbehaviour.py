@@ -12,6 +12,7 @@ import re
 import pytest
 from small_runs import FAKES, MISBEHAVING, by_name, small_run
 
+from attnbench.machine.device import CPU
 from attnbench.record import Record, Run, Status
 from attnbench.sweep.group import APART
 from attnbench.sweep.run import execute
@@ -54,7 +55,7 @@ def in_one_worker(*bad: str, files: tuple[str, ...] = (MISBEHAVING,)) -> dict[st
     run = small_run(["honest", *bad, "honest-too"], HONEST)
     found: dict[str, Record] = {}
     after: list[Record] = []
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         for group, keep in zip(run.plan, (lambda one: found.update({one.backend: one}), after.append), strict=True):
             assert isinstance(worker.measure(group, run.settings, files, on_record=keep), float)

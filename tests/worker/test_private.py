@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnbench.machine.device import CPU
 from attnbench.record import PlannedGroup, Settings, Status
 from attnbench.worker import private
 from attnbench.worker.outcome import RecordBuilder, reason_of
@@ -121,7 +122,7 @@ def builder():
     workload = load_workload("attention")
     case = workload.case({"batch": 1, "seqlen": 16, "nheads": 1, "headdim": 8})
     group = PlannedGroup(group="g", workload="attention", case=case.to_dict(), case_id=case.id, backends=("mine",))
-    return RecordBuilder(group, Settings(device="cpu"), "mine", workload, case, device="cpu", files=())
+    return RecordBuilder(group, Settings(device="cpu"), "mine", workload, case, device=CPU, files=())
 
 
 def test_reason_notes_and_version_of_a_record_are_private():

@@ -12,6 +12,7 @@ import pytest
 from small_runs import MISBEHAVING, by_name, small_run
 
 from attnbench.errors import NothingToRun, WorkerError
+from attnbench.machine.device import CPU
 from attnbench.record import Record, Status
 from attnbench.sweep.run import execute
 from attnbench.worker import process
@@ -56,7 +57,7 @@ def worker(tmp_path, monkeypatch):
         steps = [textwrap.dedent(SCRIPT), textwrap.dedent(before), "requests.readline()", textwrap.dedent(asked)]
         script.write_text("\n".join(steps))
         monkeypatch.setattr(process.child, "command", lambda module, *args: [sys.executable, str(script), *args])
-        started.append(Worker("cpu"))
+        started.append(Worker(CPU))
         return started[-1]
 
     yield start

@@ -15,6 +15,7 @@ import pytest
 from small_runs import FAKES, LEAVING, MISBEHAVING, by_name, small_run
 
 from attnbench.machine import child
+from attnbench.machine.device import CPU
 from attnbench.record import Status
 from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import write
@@ -76,7 +77,7 @@ def test_a_ring_holds_the_last_of_what_was_added():
 def test_what_is_printed_is_counted_and_the_last_words_of_a_crash_are_kept():
     run = small_run(["honest", "prints-a-lot-and-dies", "prints-a-lot", "prints-in-each-sample"])
     found = {}
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         loss = worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: None)
     assert loss.reason.startswith("killed by SIGSEGV during first call; its last line was: the last words; it printed ")
@@ -84,7 +85,7 @@ def test_what_is_printed_is_counted_and_the_last_words_of_a_crash_are_kept():
     assert 64 * 2**20 <= printed < 65 * 2**20
     assert loss.reason.endswith("of which the last 65536 are kept")
     run = small_run(["honest", "prints-a-lot", "prints-in-each-sample"])
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: found.update({one.backend: one}))
     assert {one.status for one in found.values()} == {Status.PASSED}
@@ -99,7 +100,7 @@ def test_a_log_takes_no_memory_of_the_parent(monkeypatch):
         return int(Path("/proc/self/smaps_rollup").read_text().split("Pss:")[1].split()[0])
 
     run = small_run(["prints-a-lot"])
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         before = memory()
         assert isinstance(worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: None), float)
@@ -146,7 +147,7 @@ def test_daemons_end_when_the_parent_is_killed(log, tmp_path, victim):
 def test_a_worker_whose_supervisor_was_stopped_is_closed_all_the_same(monkeypatch):
     monkeypatch.setattr("attnbench.worker.process.END_S", 0.3)
     run = small_run(["stops-its-supervisor"])
-    worker = Worker("cpu")
+    worker = Worker(CPU)
     assert worker.start() is None
     assert isinstance(worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: None), float)
     worker.close()

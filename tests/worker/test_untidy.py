@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from small_runs import MISBEHAVING, UNTIDY, by_name, small_run
 
+from attnbench.machine.device import CPU
 from attnbench.record import Record, Status
 from attnbench.sweep.group import BY_ITSELF
 from attnbench.sweep.run import execute
@@ -62,7 +63,7 @@ MAY_FAIL_ITSELF = {"leaves-a-default-device", "leaves-another-product", "leaves-
 def together() -> dict[str, Record]:
     """All in one process, each followed by another that must not feel it."""
     run, found = small_run(["honest", *(name for name in LEFT if not name.startswith("honest")), "honest-too"]), {}
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         done = worker.measure(run.plan[0], run.settings, FILES, on_record=lambda one: found.update({one.backend: one}))
     assert isinstance(done, float), done
@@ -91,7 +92,7 @@ def test_inference_mode_around_a_yield_fails_nobody_with_a_backward():
     case = load_workload("attention").case({**group.case, "mode": "fwd-bwd"})
     names = ("inference-mode-around-the-yield", "with-gradients")
     found = {}
-    with Worker("cpu") as worker:
+    with Worker(CPU) as worker:
         assert worker.start() is None
         worker.measure(replace(group, case=case.to_dict(), case_id=case.id, backends=names), run.settings, FILES,
                        on_record=lambda one: found.update({one.backend: one}))

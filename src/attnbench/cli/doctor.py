@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.machine.device import Device
 from attnbench.machine.watch import quantity, words_of
 from attnbench.record import Environment, to_dict
 
@@ -120,25 +121,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def examine(device: str, output: Output) -> Report:
+def examine(device: Device, output: Output) -> Report:
     """Find out everything `Report` holds.
 
     Args:
-        device: ``cpu`` or ``cuda:N``.
+        device: whose card is shown.
         output: where the progress bar goes.
     """
     from attnbench.machine import advice, devices, fingerprint, tools
     from attnbench.machine.nvml import Gpu
 
     gpu: Gpu | None = None
-    reason = None if device != "cpu" else devices.why_no_gpu()
+    reason = None if device.on_gpu else devices.why_no_gpu()
     try:  # a card that torch cannot use is still worth showing
-        gpu = Gpu.open("cuda:0" if device == "cpu" else device)
+        gpu = Gpu.open(device if device.on_gpu else Device("cuda"))
     except Unavailable as error:
         reason = reason or str(error)
     environment = fingerprint.environment(device)
     return Report(
-        device=device, environment=environment, peak=_peak(environment.gpu),
+        device=str(device), environment=environment, peak=_peak(environment.gpu),
         gpu=_gpu_report(gpu) if gpu else None, gpu_reason=reason,
         profilers=tools.profilers(), counters_for_all=tools.counters_for_all(),
         tuning=advice.tuning(gpu) if gpu else [], max_jobs=advice.max_jobs(),
@@ -146,11 +147,11 @@ def examine(device: str, output: Output) -> Report:
     )
 
 
-def check_backends(device: str, output: Output) -> list[BackendRow]:
+def check_backends(device: Device, output: Output) -> list[BackendRow]:
     """Import every backend's library, each in a process of its own, and judge.
 
     Args:
-        device: ``cpu`` or ``cuda:N``.
+        device: that they are to run on.
         output: where the progress bar goes.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -174,7 +175,7 @@ def _module(backend: Backend) -> str:
     return backend.module or "torch"
 
 
-def _judge(backend: Backend, outcome: ImportOutcome, device: str) -> BackendRow:
+def _judge(backend: Backend, outcome: ImportOutcome, device: Device) -> BackendRow:
     from attnbench.machine.advice import install_line
 
     state, reason, version = _state(backend, outcome, device)
@@ -184,7 +185,7 @@ def _judge(backend: Backend, outcome: ImportOutcome, device: str) -> BackendRow:
     )
 
 
-def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, str | None, str | None]:
+def _state(backend: Backend, outcome: ImportOutcome, device: Device) -> tuple[str, str | None, str | None]:
     """State, reason and version; the library is asked only after it survived an import elsewhere."""
     from attnbench.backends.registry import BrokenBackend
 
@@ -200,7 +201,7 @@ def _state(backend: Backend, outcome: ImportOutcome, device: str) -> tuple[str, 
         return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
     except Exception as error:  # an edge: an adapter may raise anything, and must not end the report
         return "broken", f"{type(error).__name__}: {error}", None
-    kind = device.partition(":")[0]
+    kind = device.kind
     if kind not in backend.devices:
         return "not here", f"runs on {' and '.join(backend.devices)}, not on {kind}", version
     if backend.tested is None:
@@ -365,7 +366,7 @@ def _watch(output: Output, device: str, seconds: float, json_path: str | None) -
         raise UsageError(refusal(WHO, "--json", json_path, "does not go with --watch", "one of the two"))
     if not re.fullmatch(r"auto|cuda(:\d+)?", device):
         raise UsageError(refusal(WHO, "--device", device, "has nothing to watch", "auto, cuda or cuda:N"))
-    gpu = Gpu.open("cuda:0" if device in ("auto", "cuda") else device)
+    gpu = Gpu.open(Device.parse("cuda" if device == "auto" else device))
     try:
         watch(output.console(), gpu, seconds)
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     asked_axes = axis_words(args, who)
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
     device = resolve(settings.pop("device", "auto"))
-    found = load_suite(suite, device.partition(":")[0])
+    found = load_suite(suite, device.kind)
     found = with_axes(found, {name: values for name, values in (axes or {}).items() if name not in asked_axes})
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     for name in asked_axes:
@@ -54,7 +54,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     surroundings = {name: values for name, values in environment_axes(found, os.environ).items() if name not in given}
     selectors, files = backend_words(args.backends)
     request = Request(
-        suite=found, device=device, axes={**surroundings, **given},
+        suite=found, device=str(device), axes={**surroundings, **given},
         backends=selectors, skip=tuple(selector_words("--skip", args.skip)), baseline=args.baseline,
         settings={**settings, **(fixed or {})}, files=files)
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}

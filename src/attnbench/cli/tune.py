@@ -13,6 +13,7 @@ from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import NothingToRun, UsageError, refusal
+from attnbench.machine.device import Device
 from attnbench.suites.settings import SETTINGS, between, whole
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with ExitStack() as closing:
         if request.settings.lock_clocks:
-            closing.enter_context(locked_clocks(request.settings.lock_clocks, request.settings.device))
+            closing.enter_context(locked_clocks(request.settings.lock_clocks, Device.parse(request.settings.device)))
         try:
             answers, losses = request.answers(output)
         except KeyboardInterrupt:
@@ -143,7 +144,7 @@ class _Request:
         self._check_places()
         device = resolve(given.pop("device", "auto"))
         self.settings = self._settings(device, given)
-        self.cases = self._cases(device.partition(":")[0])
+        self.cases = self._cases(device.kind)
         self.spaces = self._spaces()
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
@@ -168,20 +169,20 @@ class _Request:
         if self.args.save and not self.args.dry_run:
             check_writable(Path(self.args.out) / FOLDER / "race.json")
 
-    def _settings(self, device: str, given: Mapping[str, Any]) -> Settings:
+    def _settings(self, device: Device, given: Mapping[str, Any]) -> Settings:
         from attnbench.cli.request import check_settings
         from attnbench.errors import Unavailable
         from attnbench.record import Run, Settings
         from attnbench.store.runfile import new_id, now
 
-        kind = device.partition(":")[0]
+        kind = device.kind
         if kind not in self.backend.devices:
             accepted = " and ".join(self.backend.devices)
             raise Unavailable(refusal(self.backend.name, "device", kind, "is not supported", accepted))
         self.backend.probe()
         if given.get("timer") == "all":
             raise UsageError(refusal(WHO, "--timer", "all", "is no one timer to race by", "auto, or a timer's name"))
-        settings = Settings(device=device, **given)
+        settings = Settings(device=str(device), **given)
         self.plan = Run(id=new_id(), suite="tune", command=self.command(), started=now(), settings=settings,
                         backend_files=tuple(Path(file).name for file in self.files))
         check_settings(self.plan)

@@ -6,24 +6,26 @@ import os
 import re
 from pathlib import Path
 
+from attnbench.machine.device import Device
+
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def l2_bytes(device: str) -> int | None:
+def l2_bytes(device: Device) -> int | None:
     """Bytes of the L2 cache of a GPU, or of the last-level caches of a CPU.
 
     Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: what is measured on.
 
     Returns:
         None where the system does not say.
     """
-    if device == "cpu":
+    if not device.on_gpu:
         return last_level_bytes(CPU_FOLDER)
     import torch
 
-    size = getattr(torch.cuda.get_device_properties(torch.device(device)), "L2_cache_size", 0)
+    size = getattr(torch.cuda.get_device_properties(str(device)), "L2_cache_size", 0)
     return int(size) or None
 
 

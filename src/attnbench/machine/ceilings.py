@@ -13,6 +13,7 @@ from functools import cache
 
 from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.machine.cache import l2_bytes
+from attnbench.machine.device import Device
 
 COPY_LAUNCHES = 12
 CPU_COPY_BYTES = 64 * 2**20
@@ -22,18 +23,18 @@ CPU_SECONDS = 0.2
 """Budget of each figure on a CPU, where one launch may be slow (half precision without hardware)."""
 
 
-def ceilings(device: str, dtype: str) -> dict[str, float | None]:
+def ceilings(device: Device, dtype: str) -> dict[str, float | None]:
     """The measured ceilings as `Record.ceilings` keeps them.
 
     Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: what is measured on.
         dtype: of the case; of one that torch.matmul does not multiply, the matmul's figure is None.
     """
     return {"copy_gbps": copy_gbps(device), "matmul_tflops": matmul_tflops(device, dtype)}
 
 
 @cache
-def copy_gbps(device: str) -> float | None:
+def copy_gbps(device: Device) -> float | None:
     """GB/s read and written by a plain copy of a buffer far larger than the caches; once a process.
 
     Returns:
@@ -43,7 +44,7 @@ def copy_gbps(device: str) -> float | None:
 
     count = _copy_bytes(device) // 4
     try:
-        source = torch.randn(count, device=device, generator=_generator(device))
+        source = torch.randn(count, device=str(device), generator=_generator(device))
         target = torch.empty_like(source)
         seconds = _best(lambda: target.copy_(source), device, COPY_LAUNCHES)
     except torch.OutOfMemoryError:
@@ -55,7 +56,7 @@ def copy_gbps(device: str) -> float | None:
 
 
 @cache
-def matmul_tflops(device: str, dtype: str) -> float | None:
+def matmul_tflops(device: Device, dtype: str) -> float | None:
     """TFLOP/s of torch's matmul on square matrices; once a process and dtype.
 
     fp32 is without TF32, whatever the process has switched on.
@@ -67,13 +68,13 @@ def matmul_tflops(device: str, dtype: str) -> float | None:
 
     if dtype not in DTYPES or DTYPES[dtype].results != dtype:  # 8 bits need scales and kernels of their own
         return None
-    size = (8192 if dtype != "fp32" else 4096) if device.startswith("cuda") else 256
+    size = (8192 if dtype != "fp32" else 4096) if device.on_gpu else 256
     shape = (size, size)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         generator = _generator(device)
-        a, b = (torch.randn(shape, device=device, dtype=torch.float32, generator=generator).to(torch_dtype(dtype))
+        a, b = (torch.randn(shape, device=str(device), dtype=torch.float32, generator=generator).to(torch_dtype(dtype))
                 for _ in range(2))
         out = torch.empty_like(a)
         seconds = _best(lambda: torch.matmul(a, b, out=out), device, MATMUL_LAUNCHES)
@@ -86,25 +87,25 @@ def matmul_tflops(device: str, dtype: str) -> float | None:
     return 2 * size**3 / seconds / 1e12
 
 
-def _copy_bytes(device: str) -> int:
+def _copy_bytes(device: Device) -> int:
     """At least eight times the cache, at most an eighth of the free memory, a multiple of 4."""
-    if not device.startswith("cuda"):
+    if not device.on_gpu:
         return max(CPU_COPY_BYTES, min(2 * (l2_bytes(device) or 0), 4 * CPU_COPY_BYTES))
     import torch
 
-    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    free, _ = torch.cuda.mem_get_info(str(device))
     wanted = max(GPU_COPY_BYTES, 8 * (l2_bytes(device) or 0))
     return max(4, min(wanted, free // 8) // 4 * 4)
 
 
-def _best(call: Callable[[], object], device: str, launches: int) -> float:
-    return _best_cuda(call, device, launches) if device.startswith("cuda") else _best_cpu(call, launches)
+def _best(call: Callable[[], object], device: Device, launches: int) -> float:
+    return _best_cuda(call, device, launches) if device.on_gpu else _best_cpu(call, launches)
 
 
-def _best_cuda(call: Callable[[], object], device: str, launches: int) -> float:
+def _best_cuda(call: Callable[[], object], device: Device, launches: int) -> float:
     import torch
 
-    with torch.cuda.device(torch.device(device)):
+    with torch.cuda.device(str(device)):
         for _ in range(3):
             call()
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(launches)]
@@ -129,16 +130,16 @@ def _best_cpu(call: Callable[[], object], launches: int) -> float:
     return best
 
 
-def _generator(device: str) -> object:
+def _generator(device: Device) -> object:
     """Seeded, and the process's own random state stays as it was."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(0)
+    return torch.Generator(device=str(device)).manual_seed(0)
 
 
-def _free(device: str) -> None:
+def _free(device: Device) -> None:
     """Give the blocks back, so that a peak of memory measured later is not raised by ours."""
-    if device.startswith("cuda"):
+    if device.on_gpu:
         import torch
 
         torch.cuda.empty_cache()

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine import advice, child
+from attnbench.machine.device import Device
 from attnbench.machine.nvml import Gpu
 
 START_S = 30.0
@@ -25,12 +26,12 @@ START_S = 30.0
 
 
 @contextmanager
-def locked_clocks(spec: str, device: str) -> Iterator[None]:
+def locked_clocks(spec: str, device: Device) -> Iterator[None]:
     """Hold the clocks of a GPU while the block runs.
 
     Args:
         spec: ``SM`` or ``SM,MEM`` in MHz.
-        device: ``cuda`` or ``cuda:N``.
+        device: a GPU.
 
     Raises:
         UsageError: the spec is written wrong, the card does not run at these clocks, or the device is a CPU.
@@ -38,7 +39,7 @@ def locked_clocks(spec: str, device: str) -> Iterator[None]:
             that may), or the clocks could not be given back.
     """
     sm_mhz, mem_mhz = parse(spec)
-    if not device.startswith("cuda"):
+    if not device.on_gpu:
         raise UsageError(refusal("clocks", "lock_clocks", spec, f"cannot be set on {device}", "a CUDA device"))
     gpu = Gpu.open(device)
     _check_supported(gpu, spec, sm_mhz, mem_mhz)

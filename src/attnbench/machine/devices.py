@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 
-from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.errors import Unavailable, refusal
+from attnbench.machine.device import CPU, Device
 
 
-def resolve(device: str) -> str:
-    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` into ``cpu`` or ``cuda:N``.
+def resolve(device: str) -> Device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means, and that is there.
 
     ``auto`` is the first GPU that torch sees, else the CPU.
 
@@ -18,20 +18,18 @@ def resolve(device: str) -> str:
         UsageError: it is written wrong.
         Unavailable: torch does not see this GPU; the message says why.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UsageError(refusal("device", "device", device, "is not known", "auto, cpu, cuda or cuda:N"))
     if device == "cpu":
-        return device
+        return CPU
+    wanted = Device.parse("cuda" if device == "auto" else device)
     import torch
 
-    number = int(device.partition(":")[2] or 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about what `why_no_gpu` says
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number < count:
-        return f"cuda:{number}"
+    if wanted.index < count:
+        return wanted
     if device == "auto":
-        return "cpu"
+        return CPU
     if count:
         raise Unavailable(refusal("device", "device", device, "is not there", f"cuda:0 to cuda:{count - 1}"))
     raise Unavailable(refusal("device", "device", device, "is not there", why_no_gpu(), "--device cpu"))
@@ -53,7 +51,7 @@ def why_no_gpu() -> str:
     from attnbench.machine.nvml import Gpu
 
     try:
-        seen = Gpu.open("cuda:0").name()
+        seen = Gpu.open(Device("cuda")).name()
     except Unavailable as error:
         return str(error)
     return f"the driver knows {seen or 'a card'}, but torch {torch.__version__} does not start CUDA on it"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.machine.cache import l2_bytes
+from attnbench.machine.device import Device
 from attnbench.machine.nvml import open_gpu
 from attnbench.record import Environment
 
@@ -30,15 +31,15 @@ PACKAGES = (
 """Distributions whose version can change a number: torch's own, every attention library, the timers."""
 
 
-def environment(device: str) -> Environment:
+def environment(device: Device) -> Environment:
     """Describe this machine as the run file keeps it.
 
     Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``; the GPU's fields are None on a CPU.
+        device: what is measured on; the GPU's fields are None on a CPU.
     """
     import torch
 
-    gpu = _gpu_fields(device) if device.startswith("cuda") else {}
+    gpu = _gpu_fields(device) if device.on_gpu else {}
     installed = packages()
     return Environment(
         os=_os(),
@@ -86,10 +87,10 @@ def usable_cores() -> int | None:
     return os.cpu_count()
 
 
-def _gpu_fields(device: str) -> dict[str, Any]:
+def _gpu_fields(device: Device) -> dict[str, Any]:
     import torch
 
-    props = torch.cuda.get_device_properties(torch.device(device))
+    props = torch.cuda.get_device_properties(str(device))
     l2 = l2_bytes(device)
     card = open_gpu(device)
     uuid = getattr(props, "uuid", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnbench.machine.device import Device
 from attnbench.machine.nvml import GpuProcess, open_gpu
 
 
@@ -13,10 +14,10 @@ class Neighbours:
     after it, one may be ourselves.
 
     Args:
-        device: cpu, cuda or cuda:N.  Made before the CUDA context of this process is.
+        device: what is measured on.  Made before the CUDA context of this process is.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._before = {process.pid for process in self._others()}
 
@@ -36,5 +37,5 @@ class Neighbours:
         return f"{who} on the card{known}: times may be theirs too"
 
     def _others(self) -> tuple[GpuProcess, ...]:
-        gpu = None if self._device.startswith("cpu") else open_gpu(self._device)
+        gpu = None if not self._device.on_gpu else open_gpu(self._device)
         return () if gpu is None else gpu.other_processes() or ()

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from attnbench.errors import Unavailable, refusal
+from attnbench.machine.device import Device
 
 MIB = 2**20
 
@@ -73,11 +74,11 @@ class Gpu:
         "cards in the machine, hidden ones included"
 
     @classmethod
-    def open(cls, device: str) -> Gpu:
+    def open(cls, device: Device) -> Gpu:
         """Find the card behind a torch device.
 
         Args:
-            device: ``cuda`` or ``cuda:N``, numbered as torch numbers.
+            device: a GPU, numbered as torch numbers.
 
         Raises:
             Unavailable: NVML does not answer, or does not know this card.
@@ -261,9 +262,9 @@ class Gpu:
         return PurePath(name.split(" ")[0]).name or None if name else None
 
 
-def open_gpu(device: str) -> Gpu | None:
+def open_gpu(device: Device) -> Gpu | None:
     """`Gpu.open`, or None on a CPU and where NVML does not answer."""
-    if not device.startswith("cuda"):
+    if not device.on_gpu:
         return None
     try:
         return Gpu.open(device)
@@ -288,8 +289,8 @@ def _load() -> Any:
     return pynvml
 
 
-def _handle(nvml: Any, device: str, count: int) -> Any:
-    number = int(device.partition(":")[2] or 0)
+def _handle(nvml: Any, device: Device, count: int) -> Any:
+    number = device.index
     visible = _visible(count)
     if len(visible) > 1:  # torch may order them by speed, so ask it which is which
         handle = _handle_from_torch(nvml, number)

@@ -6,6 +6,7 @@ import threading
 import time
 from types import TracebackType
 
+from attnbench.machine.device import Device
 from attnbench.machine.nvml import Gpu, open_gpu
 from attnbench.record import PowerSeries
 
@@ -17,7 +18,7 @@ class PowerSampler:
     counter moves every 20-100 ms, so a kernel shorter than that has no power of its own.
     """
 
-    def __init__(self, device: str, period_s: float = 0.05) -> None:
+    def __init__(self, device: Device, period_s: float = 0.05) -> None:
         self._device = device
         self._period_s = period_s
         self._thread: threading.Thread | None = None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.machine.device import Device
+
 
 @dataclass(frozen=True, slots=True)
 class Peak:
@@ -16,25 +18,27 @@ class Peak:
     "by the caching allocator, its unused blocks included; None on a CPU, which has none"
 
 
-def peak(call: Callable[[], Any], device: str) -> Peak:
+def peak(call: Callable[[], Any], device: Device) -> Peak:
     """Peak of the allocator during one call.
 
     On a GPU the caching allocator's own statistics; on a CPU the running sum of the allocations that
     torch's profiler sees (memory that a library takes elsewhere is not seen).
     """
-    return _cpu_peak(call) if device.startswith("cpu") else _cuda_peak(call, device)
+    return _cpu_peak(call) if not device.on_gpu else _cuda_peak(call, device)
 
 
-def _cuda_peak(call: Callable[[], Any], device: str) -> Peak:
+def _cuda_peak(call: Callable[[], Any], device: Device) -> Peak:
     import torch
 
-    torch.cuda.synchronize(device)
+    place = str(device)
+    torch.cuda.synchronize(place)
     torch.cuda.empty_cache()  # so that the reserved figure is this call's and not an earlier backend's
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(place)
+    before = torch.cuda.memory_allocated(place)
     call()
-    torch.cuda.synchronize(device)
-    return Peak(torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device) - before)
+    torch.cuda.synchronize(place)
+    most, reserved = (read(place) for read in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
+    return Peak(most - before, reserved - before)
 
 
 def _cpu_peak(call: Callable[[], Any]) -> Peak:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.machine.device import Device
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -61,13 +63,13 @@ def attnbench_flush(buffer_ptr, sink_ptr, num_blocks, BLOCK: tl.constexpr):  # n
 class Marker:
     """Stamps of SM clocks in stream order, `slots` of them between two calls of `start`."""
 
-    def __init__(self, device: str, slots: int = 2048) -> None:
+    def __init__(self, device: Device, slots: int = 2048) -> None:
         import torch
 
-        self.num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.num_sms = torch.cuda.get_device_properties(str(device)).multi_processor_count
         self.slots = slots
-        self._stamps: Tensor = torch.zeros(slots, self.num_sms, 2, dtype=torch.int64, device=device)
-        self._ticket: Tensor = torch.zeros(1, dtype=torch.int32, device=device)
+        self._stamps: Tensor = torch.zeros(slots, self.num_sms, 2, dtype=torch.int64, device=str(device))
+        self._ticket: Tensor = torch.zeros(1, dtype=torch.int32, device=str(device))
         self._launch = _launcher(
             attnbench_marker, (self.num_sms, 1, 1), self._stamps, self._ticket, NUM_SMS=self.num_sms, MAX_SLOTS=slots
         )
@@ -97,13 +99,13 @@ class Marker:
 class Flush:
     """Fills the L2 with clean lines of a buffer nobody else reads."""
 
-    def __init__(self, device: str, l2_bytes: int) -> None:
+    def __init__(self, device: Device, l2_bytes: int) -> None:
         import torch
 
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        sms = torch.cuda.get_device_properties(str(device)).multi_processor_count
         blocks = -(-2 * l2_bytes // (4 * FLUSH_BLOCK))
-        self._buffer: Tensor = torch.zeros(blocks * FLUSH_BLOCK, dtype=torch.int32, device=device)
-        self._sink: Tensor = torch.zeros(1, dtype=torch.int32, device=device)
+        self._buffer: Tensor = torch.zeros(blocks * FLUSH_BLOCK, dtype=torch.int32, device=str(device))
+        self._sink: Tensor = torch.zeros(1, dtype=torch.int32, device=str(device))
         grid = (sms * FLUSH_PROGRAMS_PER_SM, 1, 1)
         self._launch = _launcher(attnbench_flush, grid, self._buffer, self._sink, blocks, BLOCK=FLUSH_BLOCK)
 

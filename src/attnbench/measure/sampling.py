@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from attnbench.machine.device import Device
 from attnbench.measure.inspections import Inspections
 from attnbench.measure.plan import Plan
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
@@ -99,14 +100,14 @@ Announce = Callable[[int, str], None]
 
 
 def sample(
-    subjects: Sequence[Subject], *, device: str, plan: Plan, announce: Announce = lambda index, phase: None,
+    subjects: Sequence[Subject], *, device: Device, plan: Plan, announce: Announce = lambda index, phase: None,
     yardsticks: Sequence[Subject] = (),
 ) -> GroupTiming:
     """Sample all subjects round by round.
 
     Args:
         subjects: competitors; each must have been called once before (compiled, checked).
-        device: cpu, cuda or cuda:N.
+        device: what is measured on.
         plan: how, and when to stop.
         announce: told (index of the subject, phase) before each turn; a yardstick's is not announced.
         yardsticks: sampled in the same rounds, each at a place drawn by lot; they have no part in the order
@@ -132,7 +133,7 @@ def sample(
 
 
 def _sample(
-    subjects: Sequence[Subject], timer: Timer, device: str, plan: Plan, announce: Announce,
+    subjects: Sequence[Subject], timer: Timer, device: Device, plan: Plan, announce: Announce,
     yardsticks: Sequence[Subject],
 ) -> GroupTiming:
     from attnbench.machine.telemetry import PowerSampler

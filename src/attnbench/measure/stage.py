@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.machine.cache import l2_bytes
+from attnbench.machine.device import CPU, Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ MAX_LEAD_S = 0.25
 class Stage(ABC):
     """A device made ready for sampling.  Use as a context manager."""
 
-    device: str
+    device: Device
     kind: ClassVar[str]
     "cpu or cuda"
     l2: str
@@ -83,7 +84,7 @@ class CpuStage(Stage):
 
     kind = "cpu"
 
-    def __init__(self, device: str = "cpu", *, l2: str = "auto") -> None:
+    def __init__(self, device: Device = CPU, *, l2: str = "auto") -> None:
         if l2 == "cold":
             raise UsageError(refusal("cpu", "l2", "cold", "is for GPUs", "warm or auto on a CPU"))
         super().__init__()
@@ -107,7 +108,7 @@ class CudaStage(Stage):
 
     kind = "cuda"
 
-    def __init__(self, device: str, *, l2: str = "auto") -> None:
+    def __init__(self, device: Device, *, l2: str = "auto") -> None:
         import torch
 
         from attnbench.measure.probe import Flush, Marker
@@ -117,8 +118,9 @@ class CudaStage(Stage):
         size = l2_bytes(device)
         if self.l2 == "cold" and size is None:
             raise Unavailable(f"{device}: l2=cold needs the size of the L2, which the driver does not say; --l2 warm")
-        self._current: Any = torch.cuda.device(device)
-        with torch.cuda.device(device):  # triton compiles and launches for the current device, wherever the tensors are
+        self._current: Any = torch.cuda.device(str(device))
+        # triton compiles and launches for the current device, wherever the tensors are
+        with torch.cuda.device(str(device)):
             self._flush: Any = Flush(device, size) if size else None
             self._marker = Marker(device, slots=2 * MAX_BATCH)
         self._cycles_per_s = 1e3 * _max_clock_khz(device)
@@ -180,11 +182,11 @@ class CudaStage(Stage):
         return self._marker.sm_mhz(count)
 
 
-def open_stage(device: str, l2: str) -> Stage:
+def open_stage(device: Device, l2: str) -> Stage:
     """The stage for a device.
 
     Args:
-        device: cpu, cuda or cuda:N.
+        device: what is measured on.
         l2: auto, cold or warm.
 
     Raises:
@@ -193,15 +195,15 @@ def open_stage(device: str, l2: str) -> Stage:
     """
     if l2 not in L2_STATES:
         raise unknown("measure", "l2", l2, L2_STATES)
-    return CpuStage(device, l2=l2) if device.startswith("cpu") else CudaStage(device, l2=l2)
+    return CpuStage(device, l2=l2) if not device.on_gpu else CudaStage(device, l2=l2)
 
 
-def synchronize(device: str) -> None:
+def synchronize(device: Device) -> None:
     """Wait for everything a device was given; a CPU has nothing to wait for."""
-    if not device.startswith("cpu"):
+    if device.on_gpu:
         import torch
 
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(str(device))
 
 
 def run_untimed(stage: Stage, subjects: Sequence[Subject], seconds: float) -> None:
@@ -215,8 +217,8 @@ def run_untimed(stage: Stage, subjects: Sequence[Subject], seconds: float) -> No
         stage.end()
 
 
-def _max_clock_khz(device: str) -> float:
+def _max_clock_khz(device: Device) -> float:
     import torch
 
     # torch's clock_rate is the SM's highest; where a build has it not, 2 GHz: the spin only has to be long enough.
-    return float(getattr(torch.cuda.get_device_properties(device), "clock_rate", 0) or 2_000_000)
+    return float(getattr(torch.cuda.get_device_properties(str(device)), "clock_rate", 0) or 2_000_000)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.machine.device import Device
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,13 +66,13 @@ class Timer(ABC):
     inspects: ClassVar[bool] = True
     "times a single call after a reset of its own; not one that replays what it recorded, or is told its readings"
 
-    def probe(self, device: str) -> None:
+    def probe(self, device: Device) -> None:
         """Whether this timer works here.
 
         Raises:
             Unavailable: with the reason.
         """
-        kind = "cpu" if device.startswith("cpu") else "cuda"
+        kind = device.kind
         if kind not in self.devices:
             raise Unavailable(
                 refusal("timer", "timer", self.name, f"does not work on {kind}", f"for {' and '.join(self.devices)}")
@@ -118,7 +119,7 @@ def all_timers() -> dict[str, Timer]:
     return timers
 
 
-def choose(name: str, device: str) -> Timer:
+def choose(name: str, device: Device) -> Timer:
     """The timer of that name; for auto the best that works on the device.
 
     Raises:
@@ -132,7 +133,7 @@ def choose(name: str, device: str) -> Timer:
         timers[name].probe(device)
         return timers[name]
     reasons = []
-    for candidate in AUTO["cpu" if device.startswith("cpu") else "cuda"]:
+    for candidate in AUTO[device.kind]:
         try:
             timers[candidate].probe(device)
         except Unavailable as why:
@@ -142,7 +143,7 @@ def choose(name: str, device: str) -> Timer:
     raise Unavailable("; ".join(reasons))
 
 
-def available(device: str) -> list[Timer]:
+def available(device: Device) -> list[Timer]:
     """Every timer that works on the device, the one auto takes first."""
     first = choose("auto", device)
     found = [first]

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from attnbench.machine.device import Device
 from attnbench.measure.sampling import Timing
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
@@ -40,11 +41,11 @@ class KnownWork:
     "read and written by one call, each operand once"
 
 
-def yardsticks(device: str) -> tuple[KnownWork, ...]:
+def yardsticks(device: Device) -> tuple[KnownWork, ...]:
     """The yardsticks of a device, each called once; none where a GPU has no room for their operands (152 MiB).
 
     Args:
-        device: cpu, cuda or cuda:N.
+        device: what is measured on.
     """
     import torch
 
@@ -58,15 +59,15 @@ def yardsticks(device: str) -> tuple[KnownWork, ...]:
     return found
 
 
-def _made(device: str) -> tuple[KnownWork, ...]:
+def _made(device: Device) -> tuple[KnownWork, ...]:
     import torch
 
-    kind = device.partition(":")[0]
+    kind = device.kind
     dtype = torch.float16 if kind == "cuda" else torch.float32
-    generator = torch.Generator(device=device).manual_seed(0)  # the process's own random state stays as it was
+    generator = torch.Generator(device=str(device)).manual_seed(0)  # the process's own random state stays as it was
     side, size = SIDE[kind], dtype.itemsize
-    a, b, out = (torch.randn((side, side), device=device, dtype=dtype, generator=generator) for _ in range(3))
-    source = torch.randn(COPIED[kind] // 4, device=device, generator=generator)
+    a, b, out = (torch.randn((side, side), device=str(device), dtype=dtype, generator=generator) for _ in range(3))
+    source = torch.randn(COPIED[kind] // 4, device=str(device), generator=generator)
     target = torch.empty_like(source)
     # Bound here: a backend that replaces torch.matmul does not change the yardstick.
     return (

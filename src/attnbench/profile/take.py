@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attnbench.errors import AttnbenchError, RunFileError, Unavailable, refusal
 from attnbench.machine import child
+from attnbench.machine.device import Device
 from attnbench.machine.tools import Profiler, find_program
 from attnbench.profile import job as jobs
 from attnbench.profile import ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
@@ -79,7 +80,7 @@ def check_device(tool: str, device: str) -> None:
     Raises:
         Unavailable: it is a CPU.
     """
-    if device.startswith("cpu"):
+    if not Device.parse(device).on_gpu:
         raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
                                   "--from CAPTURE reads one taken elsewhere"))
 

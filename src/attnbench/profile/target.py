@@ -16,6 +16,7 @@ from typing import Any
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.registry import all_backends, parse_selector, resolve
 from attnbench.errors import Unavailable, Unsupported
+from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
 from attnbench.profile.job import Answer, Job, read_job, write
 from attnbench.profile.torch_trace import OURS
@@ -49,7 +50,8 @@ def carry_out(job: Job, trace: Path) -> Answer:
 
     workload = load_workload(job.workload)
     case = workload.case(job.case)
-    machine = _machine(job.device)
+    device = Device.parse(job.device).named()
+    machine = _machine(device)
     reasons: dict[str, str] = {}
     with ExitStack() as sessions:
         inputs = workload.inputs(case, seed=job.seed, kind=job.input, device=job.device)
@@ -63,8 +65,7 @@ def carry_out(job: Job, trace: Path) -> Answer:
                 reasons[name] = reason_of(error, "warm-up")
         if launches:
             _launch_all(job, case.mode, launches, trace)
-    gpu = None if machine.device == "cpu" else torch.cuda.get_device_name(job.device)
-    return Answer(reasons=reasons, gpu=gpu, torch=str(torch.__version__))
+    return Answer(reasons=reasons, gpu=device.name, torch=str(torch.__version__))
 
 
 def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, sessions: ExitStack) -> Launch:
@@ -84,7 +85,7 @@ def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, s
             if launch.reset:
                 launch.reset()
             call()
-        synchronize(job.device)
+        synchronize(Device.parse(job.device))
         sessions.push(closing.pop_all())
     return launch
 
@@ -98,21 +99,21 @@ def _launch_all(job: Job, mode: str, launches: dict[str, Launch], trace: Path) -
                     launch.reset()
                 with mark(f"{name}/{job.case_id}"):
                     call()
-            synchronize(job.device)
+            synchronize(Device.parse(job.device))
 
 
 @contextmanager
 def _window(job: Job, trace: Path) -> Iterator[Mark]:
     """What the profiler records, and how a range is marked in it."""
     if job.marks == "nvtx":
-        yield from _nvtx_window(job.device)
+        yield from _nvtx_window(Device.parse(job.device))
     elif job.marks == "torch":
         yield from _torch_window(job, trace)
     else:
         yield _unmarked
 
 
-def _nvtx_window(device: str) -> Iterator[Mark]:
+def _nvtx_window(device: Device) -> Iterator[Mark]:
     import torch
 
     runtime: Any = torch.cuda.cudart()
@@ -129,10 +130,10 @@ def _torch_window(job: Job, trace: Path) -> Iterator[Mark]:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (not job.device.startswith("cpu"))
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * Device.parse(job.device).on_gpu
     with profile(activities=kinds, acc_events=True) as profiler:
         yield record_function
-        synchronize(job.device)
+        synchronize(Device.parse(job.device))
     profiler.export_chrome_trace(str(trace))
     _sign(trace, str(torch.__version__))
 
@@ -151,13 +152,13 @@ def _unmarked(name: str) -> Iterator[None]:
     yield
 
 
-def _machine(device: str) -> Machine:
-    if device.startswith("cpu"):
+def _machine(device: Device) -> Machine:
+    if not device.on_gpu:
         return Machine("cpu")
     import torch
 
-    torch.cuda.set_device(torch.device(device))
-    properties = torch.cuda.get_device_properties(device)
+    torch.cuda.set_device(str(device))
+    properties = torch.cuda.get_device_properties(str(device))
     return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from attnbench.check.globals import is_stuck
 from attnbench.errors import NothingToRun, WorkerError
+from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status, to_dict
 from attnbench.store.runfile import dumps, loads
 from attnbench.worker.blame import HARNESS, Word
@@ -55,12 +56,12 @@ class DeviceWorker:
     """Carries out requests on one device, one at a time.
 
     Args:
-        device: cpu, cuda or cuda:N.
+        device: what is measured on.
         files: paths of --backends files.
         listener: hears of records and activity.
     """
 
-    def __init__(self, device: str, files: Sequence[str], listener: Listener) -> None:
+    def __init__(self, device: Device, files: Sequence[str], listener: Listener) -> None:
         self.device, self.files, self.listener = device, files, listener
         self.sampling_s = 0.0
         "wall time spent taking samples, so far"

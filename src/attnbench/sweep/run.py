@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from attnbench.machine.clocks import locked_clocks
+from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings
 from attnbench.store.derive import derive
 from attnbench.store.files import remove_drafts
@@ -62,7 +63,7 @@ def execute(
     """
     with ExitStack() as closing:
         if run.settings.lock_clocks:
-            closing.enter_context(locked_clocks(run.settings.lock_clocks, run.settings.device))
+            closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(run.settings.device)))
         return closing.enter_context(Execution(run, path, backend_files, on_event)).carry_out()
 
 
@@ -80,7 +81,7 @@ class Execution(AbstractContextManager["Execution"]):
         self.writer = Writer(path) if path else None
         if path:
             remove_drafts(path)
-        self.worker = DeviceWorker(run.settings.device, files, self)
+        self.worker = DeviceWorker(Device.parse(run.settings.device), files, self)
         self.total = sum(len(group.backends) for group in run.plan)
         self.known_failures = ConfirmedFailures()
         self.known: set[str] = set()

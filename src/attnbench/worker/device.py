@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
+from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
 
 
@@ -20,11 +21,11 @@ class Stuck(ContextLost):
     """A backend changed what all share and what cannot be put back: the others need another process."""
 
 
-def raise_if_lost(device: str, index: int, phase: str, reason: str) -> None:
+def raise_if_lost(device: Device, index: int, phase: str, reason: str) -> None:
     """See whether the device survived an exception.
 
     Args:
-        device: cpu, cuda or cuda:N.
+        device: what is measured on.
         index: whom the blame page names.
         phase: what it was doing.
         reason: words of the exception.
@@ -38,25 +39,25 @@ def raise_if_lost(device: str, index: int, phase: str, reason: str) -> None:
         raise ContextLost(index, phase, reason) from None
 
 
-def allocated(device: str) -> int:
+def allocated(device: Device) -> int:
     """Bytes the allocator has handed out; 0 on a CPU, which has none."""
-    if device.startswith("cpu"):
+    if not device.on_gpu:
         return 0
     import torch
 
-    return int(torch.cuda.memory_allocated(device))
+    return int(torch.cuda.memory_allocated(str(device)))
 
 
-def release(device: str) -> None:
+def release(device: Device) -> None:
     """Collect what nobody holds and give the allocator's reserve back."""
     gc.collect()
-    if not device.startswith("cpu"):
+    if device.on_gpu:
         import torch
 
         torch.cuda.empty_cache()
 
 
-def tidy(device: str) -> None:
+def tidy(device: Device) -> None:
     """Leave nothing of one case to the next."""
     if "torch._dynamo" in sys.modules:
         # Each case compiles anew: without this the recompile limit turns later cases eager.

@@ -11,6 +11,7 @@ from attnbench.backends.base import Machine
 from attnbench.check.examine import Outcome
 from attnbench.check.globals import is_stuck
 from attnbench.check.reference import References
+from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
 from attnbench.record import PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import BlamePage
@@ -26,7 +27,7 @@ class GroupEnds:
     group: PlannedGroup
     settings: Settings
     machine: Machine
-    device: str
+    device: Device
     page: BlamePage
     references: References
     on_record: Callable[[Record], None]

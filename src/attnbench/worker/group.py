@@ -13,6 +13,7 @@ from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import Unavailable, Unsupported, unknown
 from attnbench.machine.ceilings import ceilings
+from attnbench.machine.device import Device
 from attnbench.measure.memory import peak
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import GroupTiming, sample
@@ -44,7 +45,7 @@ class GroupRun(GroupEnds):
         settings: Settings,
         *,
         files: Sequence[str],
-        device: str,
+        device: Device,
         machine: Machine,
         page: BlamePage,
         on_record: Callable[[Record], None],
@@ -120,17 +121,18 @@ class GroupRun(GroupEnds):
         """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
         settings, oom = self.settings, False
         try:
-            if settings.measure and not self.device.startswith("cpu"):
+            if settings.measure and self.device.on_gpu:
                 self.page.say(HARNESS, "ceilings")
                 found = ceilings(self.device, self.case.dtype)
                 for entry in entries:
                     entry.builder.ceilings = found
             self.page.say(HARNESS, "inputs")
-            self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=self.device)
+            place = str(self.device)
+            self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=place)
             self.yardsticks = yardsticks(self.device) if settings.measure else ()
             if settings.check:
                 self.page.say(HARNESS, "oracle")
-                fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=self.device)
+                fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=place)
                 self.references = References(self.workload, self.case, self.inputs, fresh, seed=settings.seed)
                 for variant in {entry.backend.variant for entry in entries}:
                     for reference in (self.references.first, self.references.second):

@@ -16,6 +16,7 @@ from attnbench.backends.base import Backend
 from attnbench.backends.registry import all_backends, parse_selector
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.machine.advice import install_line
+from attnbench.machine.device import Device
 from attnbench.measure.sampling import Timing
 from attnbench.record import (
     Error,
@@ -41,7 +42,7 @@ class RecordBuilder:
     """Gathers what becomes the record of one backend."""
 
     def __init__(
-        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Case, *, device: str,
+        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Case, *, device: Device,
         files: Sequence[str],
     ) -> None:
         self.group, self.settings, self.name = group, settings, name
@@ -148,18 +149,15 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
     return shlex.join(words)
 
 
-def percent_of_peak(work: Work, median_ms: float, dtype: str, device: str) -> float | None:
+def percent_of_peak(work: Work, median_ms: float, dtype: str, device: Device) -> float | None:
     """Share of the data sheet's peak that bounds the case (roofline); None where the card is not listed.
 
     Of executed work where the launch skips some: what was left out cannot fill the card.
     """
     from attnbench.machine.peaks import peak
 
-    if device.startswith("cpu"):
-        return None
-    import torch
-
-    found = peak(torch.cuda.get_device_name(device), dtype)
+    name = device.named().name
+    found = None if name is None else peak(name, dtype)
     if found is None or found.tflops is None or found.memory_tbps is None:
         return None
     least_ms = max(work.least_flops / found.tflops, work.bytes / found.memory_tbps) / 1e9

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from attnbench.errors import WorkerError
 from attnbench.machine import child
+from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, Status
 from attnbench.worker import supervisor
 from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
@@ -74,7 +75,7 @@ def ended_from_outside(record: Record) -> bool:
 class Worker:
     """One measuring process.  Use as a context manager."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: Device) -> None:
         self.page = BlamePage.create()
         ring = shared_memory(supervisor.Ring.SIZE)
         self._log = supervisor.Ring(ring)
@@ -85,7 +86,7 @@ class Worker:
         handles = [self.page.handle, to_worker, from_worker]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", supervisor.__file__, *map(str, (os.getpid(), control, ring, self.page.handle)),
-             json.dumps(handles), *child.command("attnbench.worker", device, *map(str, handles))],
+             json.dumps(handles), *child.command("attnbench.worker", str(device), *map(str, handles))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

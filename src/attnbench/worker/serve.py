@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from attnbench.backends.base import Machine
 from attnbench.errors import WorkerError
+from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
 from attnbench.machine.neighbours import Neighbours
 from attnbench.record import PlannedGroup, Record, Settings, Status, from_dict, to_dict
@@ -29,7 +30,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     """Serve until the parent closes the pipe.
 
     Args:
-        device: cpu, cuda or cuda:N; everything this process measures runs there.
+        device: text form of the `Device`; everything this process measures runs there.
         page_fd: the blame page.
         read_fd: requests.
         write_fd: answers.
@@ -37,15 +38,16 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     _die_with_parent()
     page = BlamePage(page_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
-        neighbours = Neighbours(device)
-        machine = _machine(device)
-        send(answers, say="ready", environment=environment(device))
+        neighbours = Neighbours(Device.parse(device))  # before this process has a CUDA context
+        place = Device.parse(device).named()
+        machine = _machine(place)
+        send(answers, say="ready", environment=environment(place))
         for line in requests:
             message = parse(line.encode())
             if message.get("do") != "group":
                 raise WorkerError(f"worker: do={message.get('do')} is not known; group")
             try:
-                sampling_s = _carry_out(message, device, machine, neighbours, page, answers)
+                sampling_s = _carry_out(message, place, machine, neighbours, page, answers)
             except ContextLost as lost:
                 say = "stuck" if isinstance(lost, Stuck) else "lost"
                 send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
@@ -58,7 +60,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     return 0
 
 
-def _carry_out(message: dict[str, Any], device: str, machine: Machine, neighbours: Neighbours, page: BlamePage,
+def _carry_out(message: dict[str, Any], device: Device, machine: Machine, neighbours: Neighbours, page: BlamePage,
                answers: IO[str]) -> float:
     """Carry out one request; its tensors are gone when this returns."""
     run = GroupRun(
@@ -91,13 +93,13 @@ def _noted(record: Record, neighbours: Neighbours) -> Record:
     return dataclasses.replace(record, notes=(*record.notes, words)) if words else record
 
 
-def _machine(device: str) -> Machine:
-    if device.startswith("cpu"):
+def _machine(device: Device) -> Machine:
+    if not device.on_gpu:
         return Machine("cpu", memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     import torch
 
-    torch.cuda.set_device(torch.device(device))
-    properties = torch.cuda.get_device_properties(device)
+    torch.cuda.set_device(str(device))
+    properties = torch.cuda.get_device_properties(str(device))
     return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
 
 

@@ -32,13 +32,14 @@ def replace_torch() -> None:
 
 def replace_card() -> None:
     from attnbench.machine import ceilings
+    from attnbench.machine.device import CPU, Device
     from attnbench.measure import stage, timer, yardstick
     from attnbench.workloads.attention import inputs
 
     class Simulated(stage.Stage):
         kind = "cuda"
 
-        def __init__(self, device: str, *, l2: str = "auto") -> None:
+        def __init__(self, device: Device, *, l2: str = "auto") -> None:
             super().__init__()
             self.device, self.l2 = device, "cold" if l2 == "auto" else l2
 
@@ -54,7 +55,7 @@ def replace_card() -> None:
 
     ceilings.ceilings = lambda device, dtype: {"copy_gbps": 4270.0, "matmul_tflops": 51.0}
     work = yardstick._made
-    yardstick._made = lambda device: work("cpu")
+    yardstick._made = lambda device: work(CPU)
     stage.CudaStage = Simulated  # type: ignore[misc,assignment]
     made, known = inputs.make_inputs, timer.all_timers
     inputs.make_inputs = lambda case, *, seed, kind, device: made(case, seed=seed, kind=kind, device="cpu")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.errors import Unavailable
+from attnbench.machine.device import Device
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer, Untimed
@@ -52,7 +53,7 @@ class Cupti(Timer):
     devices = ("cuda",)
     tick_ms = 3.2e-5
 
-    def probe(self, device: str) -> None:
+    def probe(self, device: Device) -> None:
         """Needs a CUDA build of torch whose profiler was built with CUPTI."""
         super().probe(device)
         import torch

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from attnbench.errors import Unavailable
+from attnbench.machine.device import Device
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer
@@ -23,7 +24,7 @@ class Events(Timer):
     devices = ("cuda",)
     tick_ms = 5e-4
 
-    def probe(self, device: str) -> None:
+    def probe(self, device: Device) -> None:
         """A CUDA device is all it needs."""
         super().probe(device)
         import torch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnbench.errors import Unavailable
+from attnbench.machine.device import Device
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer
@@ -30,7 +31,7 @@ class Graph(Timer):
     inspects = False
     tick_ms = 5e-4 / CALLS
 
-    def probe(self, device: str) -> None:
+    def probe(self, device: Device) -> None:
         """A CUDA device is all it needs."""
         super().probe(device)
         import torch
