@@ -302,7 +302,7 @@ class Run(Spelled):
     plan: tuple[PlannedGroup, ...] = ()
     settings: Settings = field(default_factory=Settings)
     layout: str | None = None
-    "seed layout the suite's console output follows"
+    "of the older script that the suite stands for; --layout prints it"
     backend_files: tuple[str, ...] = ()
     "names (not paths) of the --backends files"
     environments: tuple[Environment, ...] = ()

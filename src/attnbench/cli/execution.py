@@ -61,7 +61,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
     aside = "-" in asked.values() or (layout is not None and not args.dry_run)
     output = Output(results_to_stderr=aside, quiet=args.quiet)
     shown = None if args.quiet else show(output.console())
-    with Bar(output, who) as bar:
+    with Bar(output, who, silent=args.quiet or args.dry_run) as bar:
         run, path = _planned(args, verb, plan)
         kept = path if args.save else None
         if kept is not None:
@@ -69,8 +69,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         files = backend_words(args.backends)[1]
         time = estimate(run, files=files)
         if args.dry_run:
-            with bar.aside():
-                _show_plan(run, time, output)
+            _show_plan(run, time, output)
             return 0
         bar.plan(run, time.groups)
         growing = _Growing(run, bar, shown)

@@ -59,11 +59,18 @@ class Clock:
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """Says what happens; nothing with --quiet."""
+    """Says what happens.
 
-    def __init__(self, output: Output, title: str, patience_s: float | None = None) -> None:
-        self._output, self._title = output, title
-        self._console = output.live_console()
+    Args:
+        output: of the command; nothing is said where it is quiet.
+        title: what is said to be happening, until there is a plan with a name.
+        patience_s: seconds until the first word.
+        silent: say nothing.
+    """
+
+    def __init__(self, output: Output, title: str, patience_s: float | None = None, *, silent: bool = False) -> None:
+        self._output, self._title, self._silent = output, title, silent or output.quiet
+        self._console = None if self._silent else output.live_console()
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -77,7 +84,7 @@ class Bar(AbstractContextManager["Bar"]):
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Bar:
-        if not self._output.quiet:
+        if not self._silent:
             self._ticker.start()
         return self
 
@@ -116,7 +123,6 @@ class Bar(AbstractContextManager["Bar"]):
                 yield
                 sys.stdout.flush()
             finally:
-                self._said = time.monotonic()
                 if self._progress is not None and not self._over.is_set():
                     self._progress.start()
 

@@ -47,8 +47,11 @@ GPU_SAMPLING = 0.5
 """Of `max_seconds`, what a group on a GPU takes: half of those in benchmarks/results stop before."""
 BUSY = 0.3
 """Load of a core above which a CPU is too noisy to know a time before `max_seconds`."""
-TRIAL, TRIALS = 384, 12
-"""Rows of the matrices multiplied to see how fast the CPU is, and how often."""
+TRIAL, TRIALS = 64, 300
+"""Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
+busy machine wait for each other, and so quick that some are not interrupted."""
+MOST_SLOWED = 8.0
+"""However many others there are, the scheduler gives a new process its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,13 @@ def _sampling(settings: Settings, round_s: float, kind: str) -> float:
 
 def _slowed(kind: str) -> float:
     """How many times longer work takes because others use the cores too."""
-    return max(1.0, os.getloadavg()[0] / (usable_cores() or 1)) if kind == "cpu" else 1.0
+    load = os.getloadavg()[0] / (usable_cores() or 1)
+    return min(max(1.0, load), MOST_SLOWED) if kind == "cpu" else 1.0
 
 
 @cache
 def _flops_per_s(kind: str) -> float:
-    """What the device reaches in a plain product while nobody else is on it: the quickest of a few on a CPU."""
+    """What the device reaches in a plain product while it is idle: of a CPU, all cores as one at its best."""
     if kind != "cpu":
         return CUDA_FLOPS_PER_S
     import numpy
@@ -142,7 +146,7 @@ def _flops_per_s(kind: str) -> float:
         started = time.perf_counter()
         matrix @ matrix
         times.append(time.perf_counter() - started)
-    return 2.0 * TRIAL**3 / max(min(times), 1e-9)
+    return 2.0 * TRIAL**3 / max(min(times), 1e-9) * (usable_cores() or 1)
 
 
 def _basis(run: Run) -> str:
