@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def attack(tmp_path, monkeypatch):
-    """The commands run in a folder of their own, and know no variable that changes them."""
+    """The commands run in a folder of their own, know no variable that changes them, and are never said to be slow."""
     from attack import Attack
 
     found = Attack(tmp_path)
@@ -32,6 +32,7 @@ def attack(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", 3600.0)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS", "ATTNBENCH_HISTORY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", PATIENCE_S)
     return found
 
 

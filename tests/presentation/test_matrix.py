@@ -128,6 +128,15 @@ def test_a_check_says_who_was_right_where():
     assert found.sentence == ""
 
 
+def test_a_run_that_knows_no_median_has_a_matrix_all_the_same():
+    run = run_of(*shapes({"a": 100.0, "b": 200.0}, {"a": 90.0, "b": 80.0}))
+    records = [dataclasses.replace(item, speedup=None, time=dataclasses.replace(
+        item.time, median_ms=None, mean_ms=1.0, samples_ms=(), rounds=(), at_s=(), sm_mhz=())) for item in run.records]
+    for view in (None, View(("tflops",))):
+        [found] = summary(dataclasses.replace(run, records=tuple(records)), view).matrices
+        assert found.rows
+
+
 def test_a_run_of_nothing_has_nothing_to_say():
     found = summary(make_run([]))
     assert (list(found.matrices), list(found.lost), found.sentence) == ([], [], "")

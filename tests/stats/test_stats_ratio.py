@@ -1,5 +1,6 @@
 """The paired ratio on hand-made rounds, its symmetries, its verdicts, and replicates."""
 
+import itertools
 import math
 import random
 
@@ -169,3 +170,16 @@ def test_replicates_cover_a_process_effect_that_pooling_misses():
         pooled += naive.ci_low <= 1 <= naive.ci_high
     assert covered / 200 >= 0.92
     assert pooled / 200 <= 0.75
+
+
+@pytest.mark.parametrize("tick", [0.0, 1.0, 1e12])
+@pytest.mark.parametrize("number", [1, 2, 7, 40])
+def test_no_time_or_tick_makes_a_ratio_that_no_file_holds(tick, number):
+    for first, second in itertools.product((1e-99, 1.0, 1e11), repeat=2):
+        found = paired_ratio({index: first * (1 + index / 9) for index in range(number)},
+                             {index: second * (1 + index / 7) for index in range(number)}, tick=tick)
+        ends = [end for end in (found.ci_low, found.ratio, found.ci_high) if end is not None]
+        assert ends == sorted(ends)
+        assert all(1e-30 <= end <= 1e30 for end in ends)
+        again = combine_replicates([found, paired_ratio({0: 1.0}, {0: 1.0})])
+        assert again.ci_low <= again.ratio <= again.ci_high <= 1e30

@@ -91,7 +91,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
         titles = {column.key: column.title for column in block.columns}
         shared = shared_words(records)
         rows: dict[str, dict[str, Cell]] = {}
-        unit = _unit(titles["median"], metric)
+        unit = _unit(titles.get("median", ""), metric)  # an imported run may know no median
         for line in block.lines:
             value = VALUES[metric](line.record)
             rows.setdefault(case_of(line.record), {})[backend_name(line.record)] = Cell(

@@ -57,6 +57,9 @@ RESOLUTION = 0.001
 """What interleaving itself holds: an interval wholly inside 1 +- 0.1 % is "same" even if it leaves
 out 1, because the order of launches alone can do that."""
 
+WIDEST = 69.0
+"""Log ratio beyond which a ratio says nothing more: 10^30 nearly, the largest that a run file may hold."""
+
 _FINEST = 1e-6
 """Tick, in ranges of the ratios, below which it cannot be seen and would only cost digits."""
 
@@ -110,13 +113,18 @@ def paired_ratio(
         centre, interval = median(logs), interval_of(logs, inflation)
     low, high = interval or (None, None)
     return RatioEstimate(
-        ratio=math.exp(centre),
-        ci_low=None if low is None else math.exp(low),
-        ci_high=None if high is None else math.exp(high),
+        ratio=factor(centre),
+        ci_low=None if low is None else factor(low),
+        ci_high=None if high is None else factor(high),
         num_pairs=len(rounds),
         verdict=judge(low, high, same_within),
         inflation=inflation,
     )
+
+
+def factor(log: float) -> float:
+    """The ratio of a log ratio, at most `WIDEST` from 1 either way: an interval may say nothing, but in numbers."""
+    return math.exp(max(-WIDEST, min(WIDEST, log)))
 
 
 def judge(low: float | None, high: float | None, same_within: float = SAME_WITHIN) -> Verdict:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from attnbench.stats.ratio import SAME_WITHIN, RatioEstimate, judge
+from attnbench.stats.ratio import SAME_WITHIN, RatioEstimate, factor, judge
 
 
 def combine_replicates(estimates: Sequence[RatioEstimate], *, same_within: float = SAME_WITHIN) -> RatioEstimate:
@@ -35,9 +35,9 @@ def combine_replicates(estimates: Sequence[RatioEstimate], *, same_within: float
         half = student_quantile(0.975, count - 1) * spread / math.sqrt(count)
         low, high = centre - half, centre + half
     return RatioEstimate(
-        ratio=math.exp(centre),
-        ci_low=None if low is None else math.exp(low),
-        ci_high=None if high is None else math.exp(high),
+        ratio=factor(centre),
+        ci_low=None if low is None else factor(low),
+        ci_high=None if high is None else factor(high),
         num_pairs=sum(estimate.num_pairs for estimate in estimates),
         verdict=judge(low, high, same_within),
     )

@@ -41,6 +41,7 @@ COUNTS = {
 "Fields of a record's blocks that count, or measure what has no negative."
 OF = {block: attrgetter(*names) for block, names in COUNTS.items()}
 LARGEST_COUNT = 1e30
+"Also of a ratio: `stats.ratio.factor` gives none beyond it."
 LONGEST_STARTED = 32
 ACCEPTED = "a run file written by attnbench run"
 

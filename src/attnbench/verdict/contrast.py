@@ -30,6 +30,14 @@ SUSPICIOUS = 4.0
 NORMAL_MAD = 0.6745
 """Median absolute deviation of a standard normal."""
 
+WIDEST = 20.0
+"""Logarithm beyond which an end of an interval says only that nothing is known."""
+
+
+def share(log: float) -> float:
+    """A change of a logarithm as a share: 0.02 is 2 % more."""
+    return math.expm1(min(log, WIDEST))
+
 
 @dataclass(slots=True)
 class Contrast:

@@ -11,7 +11,7 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Environment, Run
 from attnbench.store.environments import environment_of, machine_words
 from attnbench.verdict.change import Change, Diff
-from attnbench.verdict.contrast import clock_change
+from attnbench.verdict.contrast import clock_change, share
 from attnbench.verdict.judge import Judged, judge
 from attnbench.verdict.levels import Leveled, levels
 from attnbench.verdict.notes import notes_of, remark_of
@@ -23,9 +23,6 @@ from attnbench.verdict.yardsticks import label, yardstick_rows
 
 SAME_WITHIN = 0.03
 """Change that "same" rules out, unless the caller gives another."""
-
-WIDEST = 20.0
-"""Logarithm beyond which an end of an interval says only that nothing is known."""
 
 
 def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None = None,
@@ -101,7 +98,7 @@ def _change(row: Row, leveled: Leveled, judged: Judged, case: Sequence[Row]) -> 
         a=next(iter(row.timed(0).values())), b=next(iter(row.timed(1).values())), verdict=judged.verdict,
         change=_share(judged.change), low=_share(judged.low), high=_share(judged.high),
         smallest=_share(judged.smallest),
-        a_ms=math.exp(logs[0]), b_ms=math.exp(logs[1]), time_change=math.expm1(time), clock_change=_share(clock),
+        a_ms=math.exp(logs[0]), b_ms=math.exp(logs[1]), time_change=share(time), clock_change=_share(clock),
         cycles_change=_share(cycles),
         memory_change_mb=None if peaks[0] is None or peaks[1] is None else peaks[1] - peaks[0],
         processes=(len(row.timed(0)), len(row.timed(1))),
@@ -130,4 +127,4 @@ def _peak(row: Row, side: int) -> float | None:
 
 
 def _share(log: float | None) -> float | None:
-    return None if log is None or math.isnan(log) else math.expm1(min(log, WIDEST))
+    return None if log is None or math.isnan(log) else share(log)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from attnbench.verdict.change import Shift
-from attnbench.verdict.contrast import MACHINE, clock_change
+from attnbench.verdict.contrast import MACHINE, clock_change, share
 from attnbench.verdict.judge import Judged
 from attnbench.verdict.levels import Leveled
 from attnbench.verdict.together import Names, against_yardsticks, shift_of
@@ -49,20 +49,20 @@ def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Seque
             if flag and one.change is not None]
     own = _common([[math.nan if one.change is None else one.change for one in found] for found in judged], names)
     whole = median(_flat(cases, names, raw=True))
-    shares = {name: math.expm1(value) for name, value in moved.items()}
+    shares = {name: share(value) for name, value in moved.items()}
     clocks = [change for found in cases for row in found if (change := clock_change(row)) is not None]
-    clock = math.expm1(median(clocks)) if clocks else None
+    clock = share(median(clocks)) if clocks else None
     if of_code is not None and of_code.is_shown and _is_common(cases, names, of_code.change, moved):
-        return Shift("code", math.expm1(of_code.change), math.expm1(of_code.low), math.expm1(of_code.high),
-                     math.expm1(whole), shares, clock, shown=True)
+        return Shift("code", share(of_code.change), share(of_code.low), share(of_code.high),
+                     share(whole), shares, clock, shown=True)
     if moved and own is not None and {one.verdict for one in compared} in ({"slower"}, {"faster"}):
-        return Shift("code", math.expm1(own), None, None, math.expm1(whole), shares, clock, shown=True)
+        return Shift("code", share(own), None, None, share(whole), shares, clock, shown=True)
     if time is None or abs(time) <= SEEN:
         return None
     along = bool(moved) and min(value * math.copysign(1.0, time) for value in moved.values()) > abs(time) / 2.0
     along |= abs(median(_flat(cases, names))) < abs(time) / 2.0  # at one clock the most of it is gone
     shown = abs(time) > CERTAIN * MACHINE * math.sqrt(1.0 / files[0] + 1.0 / files[1])
-    return Shift("machine" if along else "unknown", math.expm1(time), None, None, math.expm1(time), shares, clock,
+    return Shift("machine" if along else "unknown", share(time), None, None, share(time), shares, clock,
                  shown)
 
 
