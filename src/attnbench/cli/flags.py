@@ -93,8 +93,9 @@ def add_backends(parser: Parser, *, baseline: bool = True) -> None:
     """Add the choice of backends, and of the baseline where something is compared."""
     group = parser.add_argument_group("backends")
     group.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
-        "comma list of names, name[config], wildcards (sdpa-*), all, or a|b for the first that can run here, in place "
-        "of the suite's; a Python file joins its backends to what is measured (default: the suite's)"))
+        "comma list of names, name[config], name[*] for every configuration of the shape beside the suite's "
+        "references, wildcards (sdpa-*), all, or a|b for the first that can run here, in place of the suite's; a "
+        "Python file joins its backends to what is measured (default: the suite's)"))
     group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
     group.add_argument("--path", action="append", metavar="DIR", help=(
         "a checkout to import a library from that is on no package index: generative-recommenders, for "

@@ -7,6 +7,7 @@ A suite file is one table::
     workload = "attention"
     backends = ["sdpa", "flash-attn-2|sdpa-flash"]   # or "all"; a|b is the first that can run here
     baseline = "sdpa"
+    references = ["flash-attn-2|sdpa-flash"]         # measured beside name[*]; the baseline where there are none
     layout = "seed-004"                              # a seed's console output and files
     settings = { rel_ci = 0.02, max_seconds = 2.0 }
     axes = { seqlen = [512, 1024], causal = [false, true] }          # their cross product, or
@@ -38,7 +39,7 @@ from attnbench.workloads.base import Axis, Workload, load_workload
 DEVICES = ("cpu", "cuda")
 """Kinds of device a suite may have a section for."""
 
-SECTION = ("backends", "baseline", "settings", "axes", "cases", "batch_by_seqlen")
+SECTION = ("backends", "baseline", "references", "settings", "axes", "cases", "batch_by_seqlen")
 OTHERWISE = "otherwise"
 """Key of batch_by_seqlen for the lengths it does not name."""
 TOP = ("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)
@@ -62,6 +63,8 @@ class Suite:
     backends: tuple[str, ...]
     "selectors"
     baseline: str | None = None
+    references: tuple[str, ...] = ()
+    "selectors: measured beside the configurations that a request such as name[*] means"
     layout: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -191,6 +194,7 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         name=data["name"], title=data["title"], workload=workload.name,
         backends=_selectors(who, data.get("backends", "all")),
         baseline=_text(who, "baseline", data["baseline"]) if "baseline" in data else None,
+        references=_references(who, data),
         layout=_text(who, "layout", data["layout"]) if "layout" in data else None,
         settings=_settings(who, data.get("settings", {})),
         axes=_axes(who, axes, data.get("axes", {})),
@@ -214,6 +218,13 @@ def _selectors(who: str, value: Any) -> tuple[str, ...]:
         return ("all",)
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise _wrong(who, "backends", value, 'a list of names such as ["sdpa"], or "all"')
+    return tuple(value)
+
+
+def _references(who: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    value = data.get("references", [data["baseline"]] if "baseline" in data else [])
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise _wrong(who, "references", value, 'a list of names such as ["flash-attn-2|sdpa-flash"]')
     return tuple(value)
 
 
