@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import NothingToRun, UsageError, refusal, unknown
+from attnbench.errors import NothingToRun, UsageError, refusal
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.choice import choose
 from attnbench.suites.load import NamedCase, Suite
 from attnbench.suites.settings import settle
-from attnbench.workloads.base import Axis, Workload, load_workload
+from attnbench.workloads.base import Axis, Workload, load_workload, unknown_axis
 
 MOST_GROUPS = 10_000
 """Above any run that ends: lists whose product slipped are refused at once."""
@@ -90,7 +90,7 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
     """
     for name in asked:
         if name not in {axis.name for axis in workload.axes}:
-            raise unknown(suite.who, "axis", name, [axis.name for axis in workload.axes])
+            raise unknown_axis(suite.who, name, workload.axes)
     rows = _listed(suite, asked) if suite.cases else _crossed(suite, workload, asked)
     cases: dict[str, Any] = {}
     for number, values in enumerate(rows):
