@@ -72,12 +72,12 @@ class Time(Spelled):
     "first launch, compilation included"
     tick_ms: float | None = None
     "resolution of the timer; ratios of times of a few ticks need it"
-    samples_ms: tuple[float, ...] = ()
-    rounds: tuple[int, ...] = ()
+    samples_ms: tuple[float, ...] = field(default=(), repr=False)
+    rounds: tuple[int, ...] = field(default=(), repr=False)
     "round of each sample: samples of one round of one group form a pair"
-    at_s: tuple[float, ...] = ()
+    at_s: tuple[float, ...] = field(default=(), repr=False)
     "seconds since the group began"
-    sm_mhz: tuple[float | None, ...] = ()
+    sm_mhz: tuple[float | None, ...] = field(default=(), repr=False)
     "mean SM clock around each sample"
 
 
@@ -89,15 +89,15 @@ class Yardstick:
     bytes: int
     samples_ms: tuple[float, ...]
     rounds: tuple[int, ...]
-    sm_mhz: tuple[float | None, ...] = ()
+    sm_mhz: tuple[float | None, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSeries:
     """Board power and heat while a group was sampled, by the driver's own counter."""
 
-    at_s: tuple[float, ...] = ()
-    watts: tuple[float | None, ...] = ()
+    at_s: tuple[float, ...] = field(default=(), repr=False)
+    watts: tuple[float | None, ...] = field(default=(), repr=False)
     celsius: tuple[float | None, ...] = ()
 
 
@@ -295,14 +295,14 @@ class Run(Spelled):
     command: str
     started: str
     "ISO 8601, UTC"
-    plan: tuple[PlannedGroup, ...] = ()
+    plan: tuple[PlannedGroup, ...] = field(default=(), repr=False)
     settings: Settings = field(default_factory=Settings)
     layout: str | None = None
     "seed layout the suite's console output follows"
     backend_files: tuple[str, ...] = ()
     "names (not paths) of the --backends files"
-    environments: tuple[Environment, ...] = ()
-    records: tuple[Record, ...] = ()
+    environments: tuple[Environment, ...] = field(default=(), repr=False)
+    records: tuple[Record, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_id(self.id)
