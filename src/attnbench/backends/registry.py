@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from attnbench.backends.base import Backend, Launch
+from attnbench.backends.plain import FUNCTION, LAYOUTS, SIGNATURE, plain_backend
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.text import shown, spelled
 
@@ -257,9 +258,12 @@ def _from_file(file: str) -> list[type[Backend]]:
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
     classes = _classes(module)
+    if not classes and inspect.isfunction(function := getattr(module, FUNCTION, None)):
+        return [plain_backend(function, getattr(module, "layout", LAYOUTS[0]), path)]
     if not classes:
         raise UsageError(refusal("backends", "file", file, "holds no backend",
-                                 "a concrete subclass of attnbench.backends.base.Backend with a name"))
+                                 f"a function `{SIGNATURE}`, or a concrete subclass of "
+                                 "attnbench.backends.base.Backend with a name"))
     return classes
 
 
