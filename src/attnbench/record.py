@@ -1,8 +1,7 @@
 """The data of a run, frozen: what is stored, sent by the worker, and read by every report.
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
-A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
-This module imports nothing of ours but `errors` and `text`, and no torch: reports are read on laptops.
+A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.  Imports no torch.
 """
 
 from __future__ import annotations
@@ -72,6 +71,8 @@ class Time(Spelled):
     "first launch, compilation included"
     tick_ms: float | None = None
     "resolution of the timer; ratios of times of a few ticks need it"
+    other_cores: float | None = None
+    "CPU cores that other processes used meanwhile; of a run on a CPU"
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
     rounds: tuple[int, ...] = field(default=(), repr=False)
     "round of each sample: samples of one round of one group form a pair"
@@ -337,8 +338,7 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
     plain = _plain_fields(cls)  # type: ignore[arg-type]
     values = {name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
               for name, item in data.items()}
-    missing = [name for name in _needed(cls) if name not in values]  # type: ignore[arg-type]
-    if missing:
+    if missing := [name for name in _needed(cls) if name not in values]:  # type: ignore[arg-type]
         raise RunFileError(f"{where}.{missing[0]}: missing field")
     return cls(**values)
 

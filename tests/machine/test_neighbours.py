@@ -1,6 +1,6 @@
 import os
 
-from attnbench.machine.neighbours import Neighbours
+from attnbench.machine.neighbours import Neighbours, OtherLoad, _cpu_seconds
 
 MIB = 2**20
 
@@ -26,3 +26,17 @@ def test_alone_under_our_own_or_the_drivers_number(nvml):
 
 def test_a_cpu_has_no_card():
     assert Neighbours("cpu").words() is None
+
+
+def test_what_others_use_of_a_cpu_is_all_less_our_own():
+    seconds = [(100.0, 10.0, 0.0), (104.0, 11.0, 2.0), (104.3, 11.0, 2.1), (110.0, 17.0, 8.0)]
+    load = OtherLoad(iter(seconds).__next__)
+    assert load.cores() == 1.5  # 4 s of CPU in 2 s, 1 of them ours
+    assert load.cores() == 1.5  # asked again at once
+    assert load.cores() == 0.0
+    assert OtherLoad(lambda: None).cores() is None
+
+
+def test_the_systems_own_counters_are_read():
+    everyone, own, _ = _cpu_seconds()
+    assert everyone > own > 0

@@ -185,7 +185,6 @@ def _circumstances(timing: Timing) -> str:
 
 
 def _speedup(found: Speedup) -> str:
-    from attnbench.presentation.figures import margin, measured, speedup_half
+    from attnbench.presentation.figures import ratio
 
-    half = speedup_half(found)
-    return f"{measured(found.ratio, half)}x {margin(found.ratio, half)} {found.verdict}".replace("  ", " ")
+    return " ".join(filter(None, (*ratio(found), found.verdict)))

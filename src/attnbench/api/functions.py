@@ -72,6 +72,7 @@ def compare(
     """
     from attnbench.measure.timer import all_timers
     from attnbench.stats.ratio import paired_ratio
+    from attnbench.stats.summary import is_wild
 
     named = _by_name(functions, more)
     first = baseline or next(iter(named))
@@ -88,8 +89,10 @@ def compare(
     for name in named:
         if name != first:
             found = paired_ratio(rounds[first], rounds[name], tick=tick)
+            wild = any(is_wild(by_name[one].median_ms, *(by_name[one].interval_ms or (None, None)))
+                       for one in (first, name))
             speedups[name] = Speedup(baseline=first, ratio=found.ratio, ci_low=found.ci_low, ci_high=found.ci_high,
-                                     verdict=found.verdict)
+                                     verdict="unclear" if wild else found.verdict)
     return Comparison({name: by_name[name] for name in named}, first, speedups)
 
 
