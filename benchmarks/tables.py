@@ -42,7 +42,7 @@ CHINESE = {
     "wanted": "目标", "reached": "实际", "met": "达到", "yes": "是", "no": "否",
     "worst": "最差", "of": "/", "batch": "批大小", "length": "长度", "head dim": "头维度", "causal": "因果",
     "Useful TFLOP/s, median; the fastest in bold.": "有效 TFLOP/s，取中位数；最快者加粗。",
-    "Not in the table": "未列入表中", "Measured on": "测量环境：",
+    "Not in the table: ": "未列入表中：", "Measured on ": "测量环境：", ", ": "，", ".": "。",
     "cases × backends": "算例 × 后端", "wall time": "总用时", "share of it spent sampling": "其中采样所占比例",
     "a case": "每个算例", "half interval, median": "半区间，中位数",
     "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
@@ -117,7 +117,7 @@ def on_card(say: Say, path: Path) -> str:
     lines = [markdown([*head, *(f"`{name}`" for name in names)], rows), "",
              say("Useful TFLOP/s, median; the fastest in bold."), where(to_dict(run.environments[0]), say)]
     lost = dict.fromkeys(f"`{r.backend}` ({r.status.value})" for r in run.records if r.status is not Status.PASSED)
-    return "\n".join([*lines, *([f"{say('Not in the table')}: {', '.join(lost)}."] if lost else [])])
+    return "\n".join([*lines, *([f"{say('Not in the table: ')}{say(', ').join(lost)}{say('.')}"] if lost else [])])
 
 
 def precision(say: Say, path: Path) -> str:
@@ -244,7 +244,8 @@ def targets(say: Say, precise: Path, long: Path, stamped: Path) -> str:
             rows.append((say(what), say(wanted), say("not measured"), ""))
             continue
         good = sum(one.met for one in found)
-        reached = f"{good} {say('of')} {len(found)}, {say('worst')} {max(found, key=lambda one: one.badness).text}"
+        worst = max(found, key=lambda one: one.badness).text
+        reached = f"{good} {say('of')} {len(found)}{say(', ')}{say('worst')} {worst}"
         rows.append((say(what), say(wanted), reached, say("yes" if good == len(found) else "no")))
     return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
 
@@ -268,7 +269,7 @@ def report_page(say: Say, path: Path) -> str:
              f"medians of {len(data['built_s'])}"]
     words += ["scheduled ahead of the other work on the machine"] if data["ahead_of_others"] else []
     return "\n".join([markdown([say(word) for word in ("what", "wanted", "reached", "met")], known), "",
-                      f"{say('Measured on')} {', '.join(words)}."])
+                      f"{say('Measured on ')}{say(', ').join(words)}{say('.')}"])
 
 
 def history(say: Say, path: Path) -> str:
@@ -593,7 +594,7 @@ def where(environment: dict[str, Any], say: Say) -> str:
     """What it was measured on."""
     words = [environment["gpu"], f"driver {environment['driver']}", f"torch {environment['torch']}",
              f"triton {environment['triton']}"]
-    return f"{say('Measured on')} {', '.join(words)}."
+    return f"{say('Measured on ')}{say(', ').join(words)}{say('.')}"
 
 
 # ── into the documents ─────────────────────────────────────────────────────────────────────────────

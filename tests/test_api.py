@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -86,8 +88,16 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
     (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
     (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
     (lambda: attnbench.bench(print, device="cpu", iterations=0), UsageError, "iterations=0 cannot be used; a whole"),
-    (lambda: attnbench.compare([print, print]), UsageError, "functions=list does not name them; a dict of names"),
-    (lambda: attnbench.compare({1: print, 2: print}), UsageError, "functions=dict does not name them; a dict of names"),
+    (lambda: attnbench.compare([print]), UsageError, r"functions=1 are too few; two or more, compare\(f, g\), "),
+    (lambda: attnbench.compare(print), UsageError, "functions=1 are too few; two or more"),
+    (lambda: attnbench.compare(print, [1, 2]), UsageError, r"functions=list is not a function; .*lambda: f\(x\)"),
+    (lambda: attnbench.compare(3), UsageError, r"functions=int is not a function; compare\(f, g\)"),
+    (lambda: attnbench.compare({"a": print}, print), UsageError, "functions=dict is not a function"),
+    (lambda: attnbench.compare({1: print, 2: print}), UsageError, "functions=dict does not name them by texts; comp"),
+    (lambda: attnbench.compare({"a": print, "b": 3}), UsageError, "compare: b=3 cannot be called; a function"),
+    (lambda: attnbench.bench(list(range(999))), UsageError, "bench: fn=list cannot be called; a function"),
+    (lambda: attnbench.run(device="cpu", axes={"dtype": "float8"}), UsageError, "dtype=float8 cannot be used; one of"),
+    (lambda: attnbench.run(device="cpu", axes={"attn_dim": 3}), UsageError, "axis=attn_dim .* mean --headdim"),
     (lambda: attnbench.run(device="cpu", foo=1), UsageError, "attnbench.run: setting=foo is not known; one of check, "),
     (lambda: attnbench.run(device="cpu", rel_ci="1 %"), UsageError, "run: rel_ci=1 % cannot be used; a number above 0"),
     (lambda: attnbench.run(device="cpu", replicates=0), UsageError, "run: replicates=0 cannot be used; a whole number"),
@@ -99,6 +109,113 @@ def test_wrong_arguments_are_answered_in_one_line(call, kind, words: str) -> Non
     with pytest.raises(kind, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+async def coroutine():
+    return 1
+
+
+async def stream():
+    yield 1
+
+
+def generator():
+    yield 1
+
+
+class Later:
+    async def __call__(self):
+        return 1
+
+    def __await__(self):
+        yield
+
+
+FUTURE = concurrent.futures.Future()
+FUTURE.set_result(1)
+
+
+@pytest.mark.parametrize(("fn", "what", "todo"), [
+    (coroutine, "a coroutine", "asyncio.run"), (stream, "an async generator", "list"),
+    (generator, "a generator", "list"), (Later(), "a coroutine", "asyncio.run"),
+    (functools.partial(coroutine), "a coroutine", "asyncio.run"), (lambda: coroutine(), "a coroutine", "asyncio.run"),
+    (lambda: generator(), "a generator", "list"), (lambda: stream(), "an async generator", "list"),
+    (lambda: FUTURE, "a future", "result"), (lambda: Later(), "an awaitable", "asyncio.run"),
+    (lambda: map(abs, [1]), "an iterator", "list"),
+])
+def test_work_that_is_left_for_later_is_refused(fn, what, todo) -> None:
+    """Warnings are errors here: a coroutine that nobody awaits would fail the test as well."""
+    for call in (lambda: attnbench.bench(fn, device="cpu"),
+                 lambda: attnbench.compare(lambda: 1, fn, device="cpu")):
+        with pytest.raises(UsageError, match=rf"={what} is the answer of a call, so .* not be timed; .*{todo}") as why:
+            call()
+        assert "\n" not in str(why.value)
+    with pytest.raises(UsageError, match="cannot be called"):
+        attnbench.bench(coroutine(), device="cpu")
+
+
+def test_bench_calls_with_arguments() -> None:
+    seen = set()
+    found = attnbench.bench(lambda x, y: seen.add((x, y)), 3, "y", device="cpu", warmup=0, iterations=2)
+    assert seen == {(3, "y")}
+    assert found.name == "fn"
+
+
+@pytest.mark.parametrize(("call", "names"), [
+    (lambda f, g, **more: attnbench.compare(f, g, **more), ["f", "g"]),
+    (lambda f, g, **more: attnbench.compare([f, g], **more), ["f", "g"]),
+    (lambda f, g, **more: attnbench.compare((f, g, f), **more), ["f", "g", "f-2"]),
+    (lambda f, g, **more: attnbench.compare(lambda: f(), lambda: g(), functools.partial(f), **more),
+     ["fn", "fn-2", "f"]),
+    (lambda f, g, **more: attnbench.compare({"a": f, "b": g}, **more), ["a", "b"]),
+])
+def test_compare_takes_functions_as_they_come(call, names) -> None:
+    def f():
+        return 1
+
+    def g():
+        return 2
+
+    found = call(f, g, device="cpu", warmup=0, iterations=2)
+    assert list(found) == names
+    assert found.baseline == names[0]
+
+
+def test_what_is_returned_is_short_to_print_and_whole_as_data(nap, tmp_path) -> None:
+    timing = attnbench.bench(nap(0.004), name="a<b>", device="cpu", warmup=0, iterations=400)
+    both = attnbench.compare({"a<b>": nap(0.04), "b": nap(0.02)}, device="cpu", warmup=0, iterations=400)
+    made = attnbench.run("minimal", device="cpu", backends=["sdpa-math", "sage1"], warmup=1, iterations=3,
+                         axes={"seqlen": [64], "dtype": ["float32"]})
+    for found, lines in ((timing, 1), (both, 3), (made, 1)):
+        shown = repr(found)
+        assert shown.startswith(f"<{type(found).__name__} ")
+        assert len(shown.splitlines()) <= lines
+        assert len(shown) < 400
+        html = found._repr_html_()
+        assert "<b>" not in html
+        assert html.startswith(("<table>", "<pre>"))
+    assert "sdpa-math" in made._repr_html_()
+    assert repr(made).startswith("<Result of minimal: 1 case, 1 passed, 1 skipped; ")
+    assert [record.case["dtype"] for record in made.run.records] == ["fp32", "fp32"]
+    assert "a&lt;b&gt;" in both._repr_html_()
+    assert len(repr(timing.time)) < 1000
+    assert len(repr(made.run)) < 2000
+    assert len(timing.time.samples_ms) == 400
+
+
+def test_a_failed_test_shows_few_lines(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_speed(attnbench):
+            found = attnbench.compare(lambda: sum(range(5000)), lambda: None, device="cpu", iterations=200)
+            one = found["fn"]
+            found.assert_speedup("fn-2", at_least=1e9)
+    """)
+    done = pytester.runpytest_subprocess("-p", "no:xdist", "-l", "-vv")
+    done.assert_outcomes(failed=1)
+    text = done.stdout.str().partition("FAILURES")[2].partition("short test summary")[0]
+    assert "at least 1e+09x wanted" in text
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) < 250
 
 
 def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
@@ -170,7 +287,7 @@ def test_of_several_gpus_a_function_is_timed_on_the_current_one(monkeypatch, ask
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr("attnbench.measure.sampling.sample", lambda subjects, device, plan: said.append(device))
-    monkeypatch.setattr("attnbench.api._timing", lambda *args: None)
+    monkeypatch.setattr("attnbench.api.functions._timing", lambda *args: None)
     attnbench.bench(lambda: said.append("first call"), device=asked)
     assert said == [f"current {place}", "first call", place, "as before"]
 

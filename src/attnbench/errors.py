@@ -15,7 +15,7 @@ A message reads ``<who>: <field>=<value> <what is wrong>; <what is accepted>[; <
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class AttnbenchError(Exception):
@@ -63,6 +63,26 @@ def refusal(who: str, field: str, value: object, wrong: str, accepted: str, todo
 def unknown(who: str, field: str, value: object, accepted: Iterable[str]) -> UsageError:
     """An unknown name, answered with the nearest known one and the whole list."""
     names = sorted(accepted)
-    near = difflib.get_close_matches(str(value), names, n=1)
-    todo = f"did you mean {near[0]}?" if near else ""
+    todo = did_you_mean(nearest(str(value), names))
     return UsageError(refusal(who, field, value, "is not known", f"one of {', '.join(names)}", todo))
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """``did you mean a, b or c?``; empty where nothing is near."""
+    return f"did you mean {' or '.join([', '.join(near[:-1]), near[-1]] if near[1:] else near)}?" if near else ""
+
+
+def nearest(value: str, names: Iterable[str]) -> list[str]:
+    """What a person may have meant: names that begin with `value`, shortest first and at most three, else the one
+    that is most like it.  Case, dashes and underscores make no difference."""
+    plain = {name: _plain(name) for name in names}
+    wanted = _plain(value)
+    same = [name for name, text in plain.items() if text == wanted]
+    begun = sorted((name for name, text in plain.items() if len(wanted) > 1 and text.startswith(wanted)),
+                   key=lambda name: (len(name), name))
+    alike = difflib.get_close_matches(wanted, plain.values(), n=1)
+    return same[:1] or begun[:3] or [name for name, text in plain.items() if text in alike][:1]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

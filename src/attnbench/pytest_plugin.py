@@ -35,20 +35,20 @@ class Bench:
         self.found: list[tuple[Mapping[str, Timing], Comparison | None]] = []
         self._test, self._options = test, options
 
-    def bench(self, fn: Callable[[], Any], **options: Any) -> Timing:
+    def bench(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Timing:
         """Time one function; see `attnbench.bench`."""
         from attnbench.api import bench
 
-        found = bench(fn, **{**self._options, **options})
+        found = bench(fn, *args, **{**self._options, **options})
         self.found.append(({found.name: found}, None))
         self._show(found)
         return found
 
-    def compare(self, functions: Mapping[str, Callable[[], Any]], **options: Any) -> Comparison:
+    def compare(self, functions: Any, *more: Callable[[], Any], **options: Any) -> Comparison:
         """Compare functions measured in turn; see `attnbench.compare`."""
         from attnbench.api import compare
 
-        found = compare(functions, **{**self._options, **options})
+        found = compare(functions, *more, **{**self._options, **options})
         self.found.append((found.timings, found))
         self._show(found)
         return found
@@ -149,7 +149,7 @@ def _run(test: str, bench: Bench, device: str) -> Run:
                 kernels=timing.kernels, kernel_ms=timing.kernel_ms, environment=0, notes=timing.notes,
                 time=timing.time, timers=timing.timers or {}, power_w=timing.power,
                 speedup=compared.speedups.get(name) if compared else None))
-    return Run(id=new_id(), suite="pytest", command="pytest", started=now(), settings=Settings(device=place),
+    return Run(id=new_id(), suite="pytest", command="pytest", started=now(), settings=Settings(device=str(place)),
                environments=(environment(place),), records=tuple(records))
 
 

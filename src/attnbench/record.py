@@ -1,7 +1,7 @@
 """The data of a run, frozen: what is stored, sent by the worker, and read by every report.
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
-A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.
+A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.  Imports no torch.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Time(Spelled):
     "first launch, compilation included"
     tick_ms: float | None = None
     "resolution of the timer; ratios of times of a few ticks need it"
-    samples_ms: tuple[float, ...] = ()
-    rounds: tuple[int, ...] = ()
+    other_cores: float | None = None
+    "CPU cores that other processes used meanwhile; of a run on a CPU"
+    samples_ms: tuple[float, ...] = field(default=(), repr=False)
+    rounds: tuple[int, ...] = field(default=(), repr=False)
     "round of each sample: samples of one round of one group form a pair"
-    at_s: tuple[float, ...] = ()
+    at_s: tuple[float, ...] = field(default=(), repr=False)
     "seconds since the group began"
-    sm_mhz: tuple[float | None, ...] = ()
+    sm_mhz: tuple[float | None, ...] = field(default=(), repr=False)
     "mean SM clock around each sample"
 
 
@@ -87,15 +89,15 @@ class Yardstick:
     bytes: int
     samples_ms: tuple[float, ...]
     rounds: tuple[int, ...]
-    sm_mhz: tuple[float | None, ...] = ()
+    sm_mhz: tuple[float | None, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSeries:
     """Board power and heat while a group was sampled, by the driver's own counter."""
 
-    at_s: tuple[float, ...] = ()
-    watts: tuple[float | None, ...] = ()
+    at_s: tuple[float, ...] = field(default=(), repr=False)
+    watts: tuple[float | None, ...] = field(default=(), repr=False)
     celsius: tuple[float | None, ...] = ()
 
 
@@ -299,14 +301,14 @@ class Run(Spelled):
     command: str
     started: str
     "ISO 8601, UTC"
-    plan: tuple[PlannedGroup, ...] = ()
+    plan: tuple[PlannedGroup, ...] = field(default=(), repr=False)
     settings: Settings = field(default_factory=Settings)
     layout: str | None = None
     "of the older script that the suite stands for; --layout prints it"
     backend_files: tuple[str, ...] = ()
     "names (not paths) of the --backends files"
-    environments: tuple[Environment, ...] = ()
-    records: tuple[Record, ...] = ()
+    environments: tuple[Environment, ...] = field(default=(), repr=False)
+    records: tuple[Record, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_id(self.id)

@@ -51,7 +51,7 @@ def test_the_help_of_all(attnbench):
 
 def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    text = attnbench("run --help").out
+    text = attnbench("run --help-all").out
     for axis in load_workload("attention").axes:
         assert f"--{axis.name.replace('_', '-')}" in text
     for one in SETTINGS:
@@ -59,6 +59,22 @@ def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):
     for flag in ("--no-causal", "--causal-both", "--no-grad", "--backends", "--skip", "--baseline", "--resume",
                  "--json", "--csv", "--xlsx", "--md", "--no-save", "--out", "--dry-run", "--quiet", "BATCH, SEQLEN"):
         assert flag in text
+
+
+@pytest.mark.parametrize("verb", ["run", "compare", "check"])
+def test_the_short_help_has_the_usual_flags_and_says_where_the_others_are(attnbench, monkeypatch, verb):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = attnbench([verb, "--help"]).out, attnbench([verb, "--help-all"]).out
+    assert attnbench([verb, "-h"]).out == short
+    flags = [set(re.findall(r"^ +(?:-\w(?: \S+)?, )?(--[a-z0-9-]+)", text, re.MULTILINE)) for text in (short, whole)]
+    assert {"--seqlen", "--backends", "--device", "--csv", "--quiet"} < flags[0] < flags[1]
+    assert {"--seqlen-k", "--block-size", "--seed", "--xlsx"} <= flags[1] - flags[0]
+    assert "HSTU" in whole
+    assert "HSTU" not in short.partition("examples:")[0]
+    count = re.search(rf"`attnbench {verb} --help-all` shows (\d+) more flags", short)
+    assert count
+    assert int(count[1]) == len(flags[1]) - len(flags[0])
+    assert len(short.splitlines()) < 0.75 * len(whole.splitlines())
 
 
 @pytest.mark.parametrize("verb", ["run", "compare"])

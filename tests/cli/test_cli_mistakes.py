@@ -19,8 +19,31 @@ MISTAKES = [
     ("--seqlen 3", 2, r"attnbench: flag=--seqlen is not known here; --help, --version, or a command first: run, .*"),
     ("run qick", 2, r"attnbench: suite=qick is not known; one of .*; did you mean quick\?"),
     ("run a b", 2, r"attnbench run: argument=b is one too many; see `attnbench run --help`"),
-    ("run --sqlen 3", 2, r"attnbench run: flag=--sqlen is not known; one of --alpha, .*; did you mean --seqlen\?"),
-    ("run --seq 3", 2, r"attnbench run: flag=--seq is not known; .*"),
+    ("run --sqlen 3", 2, r"attnbench run: flag=--sqlen is not known; see `.* --help-all`; did you mean --seqlen\?"),
+    ("run --seq 3", 2, r"attnbench run: flag=--seq is not known; .*; did you mean --seqlen or --seqlen-k\?"),
+    ("run --rep 3", 2, r"attnbench run: flag=--rep is not known; .*; did you mean --replicates\?"),
+    ("run --iter 3", 2, r"attnbench run: flag=--iter is not known; .*; did you mean --iterations\?"),
+    ("run --head_dim 3", 2, r"attnbench run: flag=--head_dim is not known; .*; did you mean --headdim LIST\?"),
+    ("run --max_seconds=3", 2, r"attnbench run: flag=--max_seconds is not known; .*; did you mean --max-seconds\?"),
+    ("run --zzz", 2, r"attnbench run: flag=--zzz is not known; see `attnbench run --help-all`"),
+    ("diff a b --zzz", 2, r"attnbench diff: flag=--zzz is not known; see `attnbench diff --help`"),
+    ("run -x", 2, r"attnbench run: flag=-x is not known; see `attnbench run --help-all`"),
+    ("run --repeats 3", 2, r"attnbench run: flag=--repeats is not known; .*; did you mean --iterations N\?"),
+    ("run --num_repeats=64", 2, r"attnbench run: flag=--num_repeats is not known; .*; did you mean --iterations N\?"),
+    ("run --num_warmups 3", 2, r"attnbench run: flag=--num_warmups is not known; .*; did you mean --warmup N\?"),
+    ("run --d_heads 64,128", 2, r"attnbench run: flag=--d_heads is not known; .*; did you mean --headdim LIST\?"),
+    ("run --seq_lens 512", 2, r"attnbench run: flag=--seq_lens is not known; .*; did you mean --seqlen LIST\?"),
+    ("run --noncu", 2, r"attnbench run: flag=--noncu is not known; .*; did you mean --l2 warm\?"),
+    ("profile ncu --noncu", 2, r"attnbench profile: flag=--noncu is not known; see `attnbench profile --help`.*"),
+    ("check --repeats 3", 2, r"attnbench check: flag=--repeats is not known; see `attnbench check --help-all`"),
+    ("run -o", 2, r"attnbench run: --out='' has no value; a value, --out DIR"),
+    ("run -o --csv", 2, r"attnbench run: --out=--csv starts like a flag, so it is no value; a value, --out DIR"),
+    ("run hstu-bsa --headdim 64", 2, r"attnbench run: axis=headdim is not known; .*; did you mean --attn-dim\?"),
+    ("compare --workload hstu --headdim-v 64", 2, r"attnbench compare: axis=headdim_v .*; did you mean --linear-dim\?"),
+    ("run quick --attn-dim 64", 2, r"attnbench run: axis=attn_dim is not known; .*; did you mean --headdim\?"),
+    ("tune hstu-triton --headdim 64", 2, r"attnbench tune: axis=headdim is not known; .*; did you mean --attn-dim\?"),
+    ("list configs hstu-triton --headdim 64", 2, r"attnbench list: axis=headdim .*; did you mean --attn-dim\?"),
+    ("run ./headdim.toml", 2, r"suite headdim\.toml: axes\.headdim=\[3\] is not a key; .*; did you mean attn_dim\?"),
     ("run --seqlen", 2, r"attnbench run: --seqlen='' has no value; a value, --seqlen LIST"),
     ("run --json --csv x", 2, r"attnbench run: --json=--csv starts like a flag, so it is no value; .*PATH"),
     ("export x --csv=--", 2, r"attnbench export: --csv=-- starts like a flag, so it is no value; .*PATH"),
@@ -90,7 +113,7 @@ MISTAKES = [
     ("compare quick", 2, r"attnbench compare: argument=quick is one too many; see `attnbench compare --help`"),
     ("check --rel-ci 0.1", 2, r"attnbench check: flag=--rel-ci is not known; .*"),
     ("check --baseline sdpa", 2, r"attnbench check: flag=--baseline is not known; .*"),
-    ("list", 2, r"attnbench list: WHAT is missing; see `attnbench list --help`"),
+    ("list --backends sdpa", 2, r"attnbench list: --backends=sdpa does not narrow the list of lists; .*"),
     ("list backend", 2, r"attnbench list: what=backend is not known; one of backends, .*; did you mean backends\?"),
     ("list suites --backends sdpa", 2, r"attnbench list: --backends=sdpa does not narrow the list of suites; .*"),
     ("export", 2, r"attnbench export: RUN is missing; see `attnbench export --help`"),
@@ -131,6 +154,7 @@ def folder(attnbench, monkeypatch):
     Path("long.toml").write_text("a = " + "9" * 5000)
     Path("timer.toml").write_text('name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
                                   'settings = { timer = "foo" }\n')
+    Path("headdim.toml").write_text('name = "s"\nworkload = "hstu"\naxes = { headdim = [3] }\n')
     Path("loop.toml").symlink_to("loop.toml")
     os.mkfifo("pipe.toml")
     Path("folder.toml").mkdir()

@@ -19,11 +19,13 @@ import fake_card
 from attnbench.backends import registry
 from attnbench.backends.base import Backend
 from attnbench.cli import doctor
+from attnbench.cli.doctor import CPU_TORCH
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine import child
 
+SHIPPED = registry.all_backends()
 nvml, no_driver = fake_card.nvml, fake_card.no_driver
 
 STRANGERS = {
@@ -114,11 +116,29 @@ def test_every_backend_is_judged_by_a_real_import(no_driver, backends, wide, cap
     assert captured.err == ""  # no progress bar into a pipe
 
 
+def test_what_another_kind_of_device_needs_is_not_imported(no_driver, backends, monkeypatch):
+    """Each import is a process of seconds: on a CPU torch is the only heavy one, and this process has it."""
+    from attnbench.machine import imports
+
+    asked = []
+    monkeypatch.setattr(imports, "try_imports", lambda modules, **more: asked.append(modules) or {
+        module: imports.ImportOutcome("imported", None, 0.0) for module in modules})
+    monkeypatch.setattr(registry, "all_backends", lambda: SHIPPED)
+    rows = {row.name: row for row in doctor.check_backends("cpu", Output())}
+    assert asked == [[]]
+    assert rows["flash-attn-2"].state == "not here"
+    assert rows["sdpa"].state == "ready"
+
+
 def test_the_report_for_people(no_driver, backends, wide, capsys):
     assert doctor.run(parsed("--device", "cpu")) == 0
     text = capsys.readouterr().out
     assert "torch" in text.split("GPU")[0]
     lines = [line.strip() for line in text.partition("To install")[2].splitlines() if line.strip()]
+    assert CPU_TORCH in " ".join(text.split())
+    assert "1 more need a GPU" in text
+    for word in ("needs-gpu", "ncu", "nsys", "cupti", "nvidia", "triton", "CUDA toolkit"):
+        assert word not in text
     assert lines[0] == "pip install gone-lib==1.2"
     assert re.fullmatch(r"MAX_JOBS=\d+ pip install built", lines[1])
     assert lines[2:] == ["pip install broken-lib", "pip install exit-lib", "pip install [crash]",

@@ -36,7 +36,9 @@ def tune(attnbench, monkeypatch):
     ("hstu-triton[f64x64w4s2-ahead]", 2, "attnbench tune: BACKEND=hstu-triton[f64x64w4s2-ahead] names one "
      "configuration already; hstu-triton; attnbench tune hstu-triton --configs f64x64w4s2-ahead"),
     ("hstu-triton --device cpu", 3, "hstu-triton: device=cpu is not supported; cuda"),
-    ("tunable --backends ./tunable.py --device cpu --headdim 128", 0, None),
+    ("tunable --backends ./tunable.py --device cpu --headdim 64", 0, None),
+    ("tunable --backends ./tunable.py --device cpu --headdim 128", 2,
+     "tunable: case=b2-s1024-h8-d128-fp32-fwd has no configuration; another shape"),
     ("tunable --backends ./tunable.py --device cpu --configs c1,d*", 2,
      "attnbench tune: --configs=d* is not known; one of c0, "),
     ("tunable --backends ./tunable.py --device cpu --configs c1,,--x", 2,

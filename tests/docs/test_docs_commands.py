@@ -61,7 +61,7 @@ def test_a_command_of_the_docs_is_one(command, place, monkeypatch, capsys):
     args = parser.read(rest)
     assert args is not None
     if verb == "list":
-        assert args.what in module.LISTS
+        assert args.what in (None, *module.LISTS)
     if getattr(args, "layout", None) is not None:
         from attnbench.formats.layouts import layout_names
 

@@ -15,11 +15,12 @@ from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
-from attnbench.suites.load import load_suite
+from attnbench.suites.load import TOP, load_suite
 from attnbench.workloads.base import load_workload
 
 README = (ROOT / "README.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+SUITES = (ROOT / "docs/suites.md").read_text("utf-8")
 EXAMPLES = ROOT / "examples"
 
 
@@ -123,11 +124,21 @@ main(["list", "timers"])
     assert "cpu-time  cpu" in python("-c", code, cwd=tmp_path)
 
 
-def test_the_suite_of_contributing_is_one(tmp_path):
-    (tmp_path / "mine.toml").write_text(blocks(CONTRIBUTING, "toml")[0])
+def test_the_suite_of_the_docs_is_one_and_every_key_is_explained(tmp_path):
+    (tmp_path / "mine.toml").write_text(blocks(SUITES, "toml")[0])
     card, cpu = (load_suite(str(tmp_path / "mine.toml"), device) for device in ("cuda", "cpu"))
     assert card.batch_by_seqlen == {4096: (4,), 16384: (1, 2)}
     assert (card.axes["seqlen"], cpu.axes["seqlen"], cpu.axes["dtype"]) == ((4096, 16384), (256,), ("fp32",))
+
+
+    heads = [line.split("|")[1] for line in SUITES.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(heads))) == set(TOP)
+
+
+def test_the_function_of_the_docs_is_a_kernel(tmp_path):
+    (tmp_path / "mine.py").write_text(blocks(SUITES, "python")[0])
+    python("-m", "attnbench", "check", "--backends", "./mine.py,sdpa", "--batch", "1", "--seqlen", "16",
+           "--causal-both", "--dtype", "fp32", "--device", "cpu", "--no-save", cwd=tmp_path)
 
 
 def test_the_republishing_of_contributing_publishes_the_schema(tmp_path, monkeypatch):

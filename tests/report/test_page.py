@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -16,7 +17,7 @@ from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.record import Status
 from attnbench.report import html
 from attnbench.report.charts import figures
-from attnbench.report.html.assemble import assemble
+from attnbench.report.html.assemble import FOLDER, VEGA_LITE, _library, assemble
 from attnbench.report.html.packing import pack
 from attnbench.store.derive import derive
 from attnbench.text import spelled
@@ -256,10 +257,21 @@ def test_cases_share_their_charts_forms():
 
 
 def test_a_missing_library_is_one_line(monkeypatch):
-    monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None if name == "vl_convert" else object())
-    line = r"report: module=vl_convert is not installed; .*; pip install vl-convert-python"
+    monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None if name == "altair" else object())
+    line = r"report: module=altair is not installed; .*; pip install altair"
     with pytest.raises(Unavailable, match=line):
         html.ready()
+
+
+def test_a_page_needs_no_vl_convert_and_has_the_script_that_it_makes(monkeypatch):
+    """`vega.js` is written by: open("vega.js", "w").write(vl_convert.javascript_bundle(…)), as below."""
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
+    assert (FOLDER / "vega.js").read_text("utf-8") == bundle
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    _library.cache_clear()
+    assert "window.vegaEmbed" in html.page([make_run(make_group(make_case()))])
 
 
 def test_a_table_stands_above_what_was_lost():

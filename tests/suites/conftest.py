@@ -9,7 +9,7 @@ import pytest
 from attnbench.backends import registry
 from attnbench.backends.base import Backend
 from attnbench.errors import Unavailable
-from attnbench.suites import plan, user_backends
+from attnbench.suites import choice, user_backends
 
 
 def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
@@ -32,6 +32,6 @@ def backends(monkeypatch):
 
     for module in (registry, user_backends):
         monkeypatch.setattr(module, "all_backends", lambda: dict(known))
-    for module in (plan, user_backends):
+    for module in (choice, user_backends):
         monkeypatch.setattr(module, "user_backends", lambda files: {"mine": fake("mine")} if files else {})
     return known

@@ -200,7 +200,7 @@ def test_axis_reads(name, text, value):
         ("seqlen", "1k", "a whole number from 1 to 16777216"), ("seqlen", "9" * 5000, "a whole number from 1 to"),
         ("headdim", "", "a whole number from 1"), ("causal", "1", "true or false"),
         ("window", "1:2:3", "none, LEFT or LEFT:RIGHT"), ("window", "-2", "none, LEFT or LEFT:RIGHT"),
-        ("window", "", "none, LEFT or LEFT:RIGHT"), ("dtype", "float16", "one of fp32, fp16, bf16"),
+        ("window", "", "none, LEFT or LEFT:RIGHT"), ("dtype", "float8", "one of fp32, fp16, bf16"),
         ("mode", "forward", "one of fwd, bwd, fwd-bwd"), ("lengths", "100,200", "full, uniform, zipf, or a length"),
         ("lengths", "100:", "full, uniform, zipf"), ("lengths", "9" * 5000, "full, uniform, zipf"),
     ],

@@ -7,7 +7,7 @@ each of its backends where the plan is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,12 +23,13 @@ KINDS = ("cpu", "cuda")
 class Described(Backend[Case, Inputs]):
     """A backend of a user's file, as the process that ran it described it.  It plans; it cannot run."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, told: Mapping[str, Any], ask_configs: Callable[[str, Any], Mapping[str, Any]]) -> None:
+        """Keep what was told; `ask_configs` has the configurations for a case by short form, from the file itself."""
         super().__init__()
         for field in ("name", *TEXTS, "tested", "compiles"):
             setattr(self, field, told[field])
         self.devices = tuple(told["devices"])  # type: ignore[misc]  # one class stands for every described backend
-        self._told = told
+        self._told, self._ask_configs = told, ask_configs
 
     def probe(self) -> None:
         """Say what the file's own probe said.
@@ -45,8 +46,15 @@ class Described(Backend[Case, Inputs]):
         return version
 
     def configs(self, case: Case | None) -> Iterable[Config]:
-        """Configurations for the workload's default case, whatever `case` is."""
-        return [Config(short, values) for short, values in self._told["configs"].items()]
+        """What the file says of the case; None is the workload's default one.
+
+        Raises:
+            UsageError: the file fails over it.
+        """
+        there = self._told["configs"]
+        if there and case is not None:
+            there = self._ask_configs(self.name, case)
+        return [Config(short, values) for short, values in there.items()]
 
     def session(self, case: Case, inputs: Inputs) -> AbstractContextManager[Launch]:
         """Refuse: only a worker runs it."""
@@ -67,6 +75,27 @@ def describe(file: str) -> list[dict[str, Any]]:
     except Exception as error:  # an edge: what builds a backend and answers for it is the user's code
         wrong = f"cannot be described: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
+
+
+def describe_configs(file: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Import a file and say which configurations one of its backends has for a case, by short form.
+
+    Args:
+        file: path.
+        name: the backend.
+        values: of the case, by axis.
+
+    Raises:
+        UsageError: the backend fails over it.
+    """
+    from attnbench.workloads.base import load_workload
+
+    backend = all_backends([file])[name]
+    try:
+        return _plain_configs(backend.configs(load_workload(backend.workload).case(dict(values))))
+    except Exception as error:  # an edge: the user's code answers
+        wrong = f"cannot list its configurations: {one_line(error)}"
+        raise UsageError(refusal("backends", "name", name, wrong, "a `configs` that yields Config")) from error
 
 
 def _description(backend: Backend, file: str) -> dict[str, Any]:
@@ -91,7 +120,7 @@ def _description(backend: Backend, file: str) -> dict[str, Any]:
         "name": name, **{field: getattr(backend, field) for field in TEXTS}, "devices": list(devices),
         "tested": backend.tested and str(backend.tested), "compiles": bool(backend.compiles), "missing": missing,
         "version": backend.version() if missing is None else None,
-        "configs": {str(config.short): _plain(config.values) for config in _configs(backend)},
+        "configs": _plain_configs(_configs(backend)),
     }
 
 
@@ -100,6 +129,10 @@ def _configs(backend: Backend) -> Iterable[Config]:
 
     known = backend.workload in workload_names()
     return backend.configs(load_workload(backend.workload).case({})) if known else ()
+
+
+def _plain_configs(configs: Iterable[Config]) -> dict[str, Any]:
+    return {str(config.short): _plain(config.values) for config in configs}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

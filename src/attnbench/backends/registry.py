@@ -5,8 +5,8 @@ the group ``attnbench.backends`` (a class, or a module holding classes), and the
 (``--backends ./mine.py``), which only workers and `describe`'s process import.  Nothing here imports
 torch or a library: an adapter file imports neither, so listing every backend costs milliseconds.
 
-A selector is ``name``, ``name[short-form]`` (a configuration of that backend), a wildcard such as
-``sdpa-*``, or ``all``.
+A selector is ``name``, ``name[short-form]`` (a configuration of that backend), ``name[m128*]`` or ``name[*]``
+(those configurations of it that the case has), a wildcard such as ``sdpa-*``, or ``all``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attnbench.backends.base import Backend, Launch
+from attnbench.backends.plain import FUNCTION, LAYOUTS, SIGNATURE, plain_backend
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.text import shown, spelled
 from attnbench.workloads.base import Case, Inputs
@@ -94,15 +95,49 @@ def select(
         backends: to choose from, by name; None is `all_backends`.
 
     Returns:
-        ``name`` or ``name[short-form]``, ready for `resolve`.
+        ``name`` or ``name[short-form]``, ready for `resolve`; ``name[m128*]`` is left for `with_configs`, which
+        knows the case.
 
     Raises:
         UsageError: a selector is malformed, or means no backend (the nearest name is offered).
     """
     known = all_backends() if backends is None else backends
     dropped = list(_expand(skip, known, None))
-    chosen = dict.fromkeys(_expand(names, known, workload))
-    return [one for one in chosen if one not in dropped and parse_selector(one)[0] not in dropped]
+    return [one for one in dict.fromkeys(_expand(names, known, workload)) if not is_skipped(one, dropped)]
+
+
+def is_skipped(selector: str, skip: Iterable[str]) -> bool:
+    """Whether one of the selectors of `skip` (without wildcards of names) means this backend or configuration."""
+    name, short = parse_selector(selector)
+    return any(one in (name, selector) or (short is not None and has_wildcard(one) and fnmatchcase(
+        short, parse_selector(one)[1] or "") and parse_selector(one)[0] == name) for one in skip)
+
+
+def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, Backend]) -> list[str]:
+    """Spell out the configurations that selectors such as ``name[*]`` mean for a case.
+
+    Args:
+        selectors: of `select`.
+        case: of the backends' workload.
+        backends: by name.
+
+    Returns:
+        ``name`` or ``name[short-form]``, each once; a wildcard that means none of the case's adds nothing.
+    """
+    found: dict[str, None] = {}
+    for selector in selectors:
+        name, short = parse_selector(selector)
+        if short is None or not has_wildcard(short):
+            found[selector] = None
+        else:
+            found |= {f"{name}[{config.short}]": None for config in backends[name].configs(case)
+                      if fnmatchcase(config.short, short)}
+    return list(found)
+
+
+def has_wildcard(text: str) -> bool:
+    """Whether a name, a short form or a selector holds one."""
+    return "*" in text or "?" in text
 
 
 def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = ()) -> Backend:
@@ -144,7 +179,7 @@ def parse_selector(text: str) -> tuple[str, str | None]:
     match = re.fullmatch(r"([^\[\]]+)(?:\[([^\[\]]+)\])?", text)
     if match is None:
         raise UsageError(refusal("backends", "name", text, "is not a selector",
-                                 "name, name[short-form], a wildcard such as sdpa-*, or all"))
+                                 "name, name[short-form], a wildcard such as sdpa-* or name[*], or all"))
     return match[1], match[2]
 
 
@@ -153,12 +188,13 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
         pattern = "*" if name == "all" else name
-        if "*" in pattern or "?" in pattern:
+        if has_wildcard(pattern):
             matching = [one for one in ours if fnmatchcase(one, pattern)]
-            if not matching or short is not None:
-                wrong = "takes no configuration" if short is not None else "matches no backend"
+            several = short is not None and not has_wildcard(short)
+            if not matching or several:
+                wrong = "takes no configuration" if several else "matches no backend"
                 raise UsageError(refusal("backends", "name", selector, wrong, f"one of {', '.join(sorted(ours))}"))
-            yield from matching
+            yield from (one if short is None else f"{one}[{short}]" for one in matching)
         elif name not in backends:
             raise unknown("backends", "name", name, ours)
         elif name not in ours and not isinstance(backends[name], BrokenBackend):
@@ -222,9 +258,12 @@ def _from_file(file: str) -> list[type[Backend]]:
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
     classes = _classes(module)
+    if not classes and inspect.isfunction(function := getattr(module, FUNCTION, None)):
+        return [plain_backend(function, getattr(module, "layout", LAYOUTS[0]), path)]
     if not classes:
         raise UsageError(refusal("backends", "file", file, "holds no backend",
-                                 "a concrete subclass of attnbench.backends.base.Backend with a name"))
+                                 f"a function `{SIGNATURE}`, or a concrete subclass of "
+                                 "attnbench.backends.base.Backend with a name"))
     return classes
 
 

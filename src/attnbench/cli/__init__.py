@@ -100,11 +100,11 @@ def _dispatch(words: list[str], output: Output) -> int:
     module = importlib.import_module(f"attnbench.cli.{MODULES.get(verb, verb)}")
     parser = Parser(verb, VERBS[verb])
     module.add_arguments(parser)
-    args = parser.read(rest)
-    if args is None:
-        output.line(parser.format_help().rstrip())
+    text = parser.help_for(rest)
+    if text is not None:
+        output.line(text.rstrip())
         return 0
-    code: int = module.run(args)
+    code: int = module.run(parser.read(rest))
     return code
 
 
@@ -131,6 +131,7 @@ examples:
   attnbench compare --seqlen 4096 --causal    one shape, every backend
   attnbench run flash-sweep --csv sweep.csv   a sweep, rows for a spreadsheet
 
-attnbench COMMAND --help says what a command takes; --version says the version.
+attnbench COMMAND --help says what a command takes, --help-all every flag of it;
+--version says the version.
 Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run,
 130 interrupted."""

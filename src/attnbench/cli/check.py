@@ -26,6 +26,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser, baseline=False)
     flags.add_measuring(parser, flags.CHECK_SETTINGS)
     flags.add_output(parser)
+    parser.show_first(*flags.USUAL)
     parser.example("attnbench check", "attnbench check --seqlen 1,63,127,1000 --causal-both --backends 'sdpa-*'",
                    "attnbench check quick --backends ./mine.py --quiet --no-save")
 

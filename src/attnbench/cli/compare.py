@@ -26,6 +26,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_measuring(parser)
     flags.add_output(parser)
     flags.add_view(parser)
+    parser.show_first(*flags.USUAL)
     parser.example("attnbench compare --seqlen 4096 --headdim 128 --causal",
                    "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
                    "BATCH=4 SEQLEN=2048 attnbench compare --md -",

@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--md", metavar="PATH", help="Markdown for a pull request")
     group.add_argument("--json", metavar="PATH", help="everything, as JSON")
     group.add_argument("--all", action="store_true", help="list rows that are the same, however many")
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     from attnbench.report.diff import LEGEND
 
     parser.example("attnbench diff previous latest", "attnbench diff 1a2b3c4d 5e6f7a8b",

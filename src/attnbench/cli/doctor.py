@@ -1,7 +1,8 @@
 """what this machine can run, what not, why, and what to do (--watch: the GPU live)
 
 Prints the environment, the GPU's clocks and what holds them back, the profilers that answer, tuning
-commands for this card (printed, never run), and every backend after really importing its library.
+commands for this card (printed, never run), and every backend of this kind of device after really importing its
+library.  Without a GPU it speaks of nothing that needs one, and of the build of torch for CPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +36,8 @@ WHO = "attnbench doctor"
 WATCH_S = 0.5
 COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested": "magenta", "not here": "dim"}
 IMPORTS_AT_ONCE = 4
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""Without the index pip takes the build for GPUs, which brings CUDA: several GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def examine(device: Device, output: Output) -> Report:
 
 
 def check_backends(device: Device, output: Output) -> list[BackendRow]:
-    """Import every backend's library, each in a process of its own, and judge.
+    """Import the library of every backend of this kind of device, each in a process of its own, and judge.
 
     Args:
         device: that they are to run on.
@@ -158,24 +162,27 @@ def check_backends(device: Device, output: Output) -> list[BackendRow]:
 
     from attnbench.backends import registry
     from attnbench.machine.fingerprint import usable_cores
-    from attnbench.machine.imports import try_imports
+    from attnbench.machine.imports import ImportOutcome, try_imports
 
-    backends = registry.all_backends()
-    modules = sorted({_module(backend) for backend in backends.values()})
+    backends, kind = registry.all_backends(), device.kind
+    wanted = {_module(backend) for backend in backends.values() if kind in backend.devices}
+    # What this process has imported needs no other to find out: torch, which takes seconds.
+    outcomes = {module: ImportOutcome("imported", None, 0.0) for module in wanted if module in sys.modules}
+    modules = sorted(wanted - outcomes.keys())
     screen = output.live_console()
     columns = TextColumn("importing {task.fields[module]}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=screen, transient=True, disable=screen is None) as progress:
         task = progress.add_task("imports", total=len(modules), module="")
-        outcomes = try_imports(modules, at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
-                               done=lambda module: progress.update(task, advance=1, module=module))
-    return [_judge(backend, outcomes[_module(backend)], device) for backend in backends.values()]
+        outcomes |= try_imports(modules, at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
+                                done=lambda module: progress.update(task, advance=1, module=module))
+    return [_judge(backend, outcomes.get(_module(backend)), device) for backend in backends.values()]
 
 
 def _module(backend: Backend) -> str:
     return backend.module or "torch"
 
 
-def _judge(backend: Backend, outcome: ImportOutcome, device: Device) -> BackendRow:
+def _judge(backend: Backend, outcome: ImportOutcome | None, device: Device) -> BackendRow:
     from attnbench.machine.advice import install_line
 
     state, reason, version = _state(backend, outcome, device)
@@ -185,15 +192,18 @@ def _judge(backend: Backend, outcome: ImportOutcome, device: Device) -> BackendR
     )
 
 
-def _state(backend: Backend, outcome: ImportOutcome, device: Device) -> tuple[str, str | None, str | None]:
+def _state(backend: Backend, outcome: ImportOutcome | None, device: Device) -> tuple[str, str | None, str | None]:
     """State, reason and version; the library is asked only after it survived an import elsewhere."""
     from attnbench.backends.registry import BrokenBackend
 
-    if outcome.state == "missing":
+    kind = device.kind
+    if kind not in backend.devices and not isinstance(backend, BrokenBackend):
+        return "not here", f"runs on {' and '.join(backend.devices)}, not on {kind}", None
+    if outcome is not None and outcome.state == "missing":
         return "missing", outcome.reason, None
     try:
         version = backend.version()
-        if outcome.state == "broken":
+        if outcome is not None and outcome.state == "broken":
             return "broken", outcome.reason, version
         backend.probe()
     except Unavailable as error:
@@ -201,9 +211,6 @@ def _state(backend: Backend, outcome: ImportOutcome, device: Device) -> tuple[st
         return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
     except Exception as error:  # an edge: an adapter may raise anything, and must not end the report
         return "broken", f"{type(error).__name__}: {error}", None
-    kind = device.kind
-    if kind not in backend.devices:
-        return "not here", f"runs on {' and '.join(backend.devices)}, not on {kind}", version
     if backend.tested is None:
         return "untested", "imports; no run of it on record", version
     return "ready", f"ran on {backend.tested}", version
@@ -231,8 +238,9 @@ def _render(report: Report) -> Iterable[RenderableType]:
     yield "\n[bold]GPU[/]"
     yield _pairs(_gpu_rows(report))
     yield "\n[bold]Profilers[/]"
-    yield _pairs((profiler.name, _profiler(profiler)) for profiler in report.profilers)
-    for profiler in report.profilers:
+    profilers = [one for one in report.profilers if report.gpu or one.name == "torch.profiler"]
+    yield _pairs((profiler.name, _profiler(profiler)) for profiler in profilers)
+    for profiler in profilers:
         if profiler.export:
             yield f"  [bold]{_plain(profiler.export)}[/]"
     if report.tuning:
@@ -240,7 +248,11 @@ def _render(report: Report) -> Iterable[RenderableType]:
         width = max(len(item.command) for item in report.tuning)
         yield from (f"  {_plain(item.command):<{width}}  [dim]# {item.why}[/]" for item in report.tuning)
     yield f"\n[bold]Backends[/] on {report.device}"
-    yield _backend_table(report.backends)
+    # Where there is no card, what needs one is no news.
+    rows = [row for row in report.backends if report.gpu or row.state != "not here"]
+    yield _backend_table(rows)
+    if hidden := len(report.backends) - len(rows):
+        yield f"  [dim]{hidden} more need a GPU; `attnbench list backends` names them[/]"
     lines = {row.install: row.name for row in report.backends
              if row.state in ("missing", "broken") and _is_command(row.install)}
     if lines:
@@ -257,17 +269,20 @@ def _environment_rows(report: Report) -> Iterable[tuple[str, str | None]]:
     if env.gpu:
         yield "data sheet", report.peak or "not listed"
         yield "driver", env.driver
-    yield "python", _join(env.python, _named("torch", env.torch), _named("triton", env.triton),
-                          _named("CUDA", env.cuda), _named("cuDNN", env.cudnn))
+    on_card = [_named("triton", env.triton), _named("CUDA", env.cuda), _named("cuDNN", env.cudnn)]
+    yield "python", _join(env.python, _named("torch", env.torch), *(on_card if report.gpu else ()))
     yield "packages", _join(*(f"{name} {version}" for name, version in env.packages.items()
-                              if name not in ("torch", "triton")))
-    yield "builds", f"MAX_JOBS={report.max_jobs} by this machine's free memory"
+                              if name not in ("torch", "triton") and (report.gpu or not name.startswith("nvidia"))))
+    if report.gpu:
+        yield "builds", f"MAX_JOBS={report.max_jobs} by this machine's free memory"
 
 
 def _gpu_rows(report: Report) -> Iterable[tuple[str, str | None]]:
     if report.gpu_reason:
         yield ("note" if report.gpu else "none"), report.gpu_reason
     if not report.gpu:
+        has = "this is torch's build for CPUs" if "+cpu" in (report.environment.torch or "") else "for CPUs alone"
+        yield "torch", f"{has}: {CPU_TORCH}"
         return
     state = report.gpu.state
     if not report.environment.gpu:

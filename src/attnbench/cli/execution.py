@@ -12,7 +12,7 @@ from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
-from attnbench.record import Run, Status
+from attnbench.record import Record, Run, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             _show_plan(run, time, output)
             return 0
         bar.plan(run, time.groups)
-        growing = _Growing(run, bar, shown)
+        growing = _Growing(run, bar, shown, output if args.verbose else None)
         try:
             run = _execute(run, kept, files, growing)
         except KeyboardInterrupt:
@@ -110,14 +110,20 @@ def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> L
 
 
 class _Growing:
-    """Takes the events of a run: the bar hears of each, and a group that is done is printed."""
+    """Takes the events of a run: the bar hears of each, and a group that is done is printed.
 
-    def __init__(self, run: Run, bar: Bar, shown: Shown | None) -> None:
-        self.run, self.bar, self.shown = run, bar, shown
+    With --verbose `aloud` is told how each row ended.
+    """
+
+    def __init__(self, run: Run, bar: Bar, shown: Shown | None, aloud: Output | None) -> None:
+        self.run, self.bar, self.shown, self.aloud = run, bar, shown, aloud
 
     def event(self, event: Event) -> None:
         """Take the next event."""
         self.bar.event(event)
+        if self.aloud is not None and event.record is not None:
+            with self.bar.aside():
+                self.aloud.note(_told(event.record))
         if event.run is None:
             return
         self.run = event.run
@@ -130,6 +136,12 @@ def _execute(run: Run, path: Path | None, files: tuple[str, ...], growing: _Grow
     from attnbench.sweep.run import execute
 
     return execute(run, path=path, backend_files=files, on_event=growing.event)
+
+
+def _told(record: Record) -> str:
+    """How a row ended, for --verbose."""
+    said = [record.reason, *record.notes]
+    return f"{record.group}  {record.backend}: {'; '.join([record.status.value, *(text for text in said if text)])}"
 
 
 def _show_finished(growing: _Growing, bar: Bar) -> None:

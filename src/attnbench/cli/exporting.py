@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--layout", metavar="NAME", help=(
         "what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"))
     group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as it was printed)")
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench export latest --csv rows.csv --xlsx rows.xlsx",
                    "attnbench export results/sweep.json --csv sweep.csv --by dtype",
                    "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv")

@@ -29,6 +29,12 @@ CHECK_SETTINGS = ("timeout", "input", "seed", "device")
 """What a check takes of the settings: the others are about time."""
 
 
+USUAL = ("--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--mode", "--backends", "--skip",
+         "--baseline", "--iterations", "--max-seconds", "--timer", "--device", "--replicates", "--resume", "--csv",
+         "--json", "--md", "--html", "--out", "--dry-run", "--quiet", "--verbose")
+"""What the short help of run, compare and check shows."""
+
+
 def add_shape(parser: Parser, *, note: str) -> None:
     """Add a flag for every axis of every workload; `note` says where defaults come from."""
     helps: dict[str, str] = {}
@@ -93,8 +99,9 @@ def add_backends(parser: Parser, *, baseline: bool = True) -> None:
     """Add the choice of backends, and of the baseline where something is compared."""
     group = parser.add_argument_group("backends")
     group.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
-        "comma list of names, name[config], wildcards (sdpa-*), all, or a|b for the first that can run here, in place "
-        "of the suite's; a Python file joins its backends to what is measured (default: the suite's)"))
+        "comma list of names, name[config], name[*] for every configuration of the shape beside the suite's "
+        "references, wildcards (sdpa-*), all, or a|b for the first that can run here, in place of the suite's; a "
+        "Python file joins its backends to what is measured (default: the suite's)"))
     group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
     group.add_argument("--path", action="append", metavar="DIR", help=(
         "a checkout to import a library from that is on no package index: generative-recommenders, for "
@@ -123,9 +130,10 @@ def add_output(parser: Parser) -> None:
     add_exports(group)
     group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
                        help="keep the run file (default: kept)")
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate, measure nothing")
-    group.add_argument("--quiet", action="store_true", help="print nothing but the name of the run file")
+    group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the name of the run file")
+    group.add_argument("-v", "--verbose", action="store_true", help="say on stderr how each row ended, with its notes")
 
 
 def add_view(parser: Parser, *, layout: bool = True) -> None:

@@ -45,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--db", metavar="URL", help=(
         "postgresql://USER@HOST/DATABASE or sqlite:///FILE (default: the environment variable ATTNBENCH_HISTORY, or "
         "else history.sqlite in --out)"))
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench history", "attnbench history s16384-h16-d128/sdpa-cudnn",
                    "attnbench history --case s4096 --backend flex --since 30d --csv -",
                    "attnbench history --add results", "attnbench history --restore 1a2b3c4d --to -")

@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_exports(group)
     group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
                        help="keep the run file (default: kept)")
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench import sweep.csv", "attnbench import results.json --layout seed-004 --md -")
 
 

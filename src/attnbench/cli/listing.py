@@ -20,7 +20,8 @@ Rows = list[dict[str, Any]]
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("what", metavar="WHAT", help=f"one of {', '.join(LISTS)}")
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=(
+        f"one of {', '.join(LISTS)} (default: what can be listed)"))
     parser.add_argument("names", nargs="?", metavar="NAMES", help="the same as --backends NAMES")
     parser.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
         "only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"))
@@ -31,25 +32,25 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show one of the lists."""
+    """Show one of the lists; without a name what can be listed."""
     from attnbench.cli.request import axis_words
     from attnbench.store.files import check_writable, write_text
 
-    if args.what not in LISTS:
+    if args.what not in (None, *LISTS):
         raise unknown("attnbench list", "what", args.what, LISTS)
     if args.names is not None:
         args.backends = [*(args.backends or []), args.names]
     if args.backends and args.what not in ("backends", "configs"):
-        wrong = f"does not narrow the list of {args.what}"
+        wrong = f"does not narrow the list of {args.what or 'lists'}"
         accepted = "list backends, list configs"
         raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, accepted))
     if args.what != "configs":
         for name, text in axis_words(args, "attnbench list").items():
             raise UsageError(refusal("attnbench list", f"--{name.replace('_', '-')}", text,
-                                     f"does not narrow the list of {args.what}", "list configs"))
+                                     f"does not narrow the list of {args.what or 'lists'}", "list configs"))
     if args.json not in (None, "-"):
         check_writable(args.json)
-    rows = LISTS[args.what](args)
+    rows = _lists() if args.what is None else LISTS[args.what](args)
     text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
     if args.json == "-":
         Output().line(text.rstrip())
@@ -60,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(what: str, rows: Rows) -> None:
+def _lists() -> Rows:
+    return [{"list": f"attnbench list {name}", "what it shows": SHOWS[name]} for name in LISTS]
+
+
+def _show(what: str | None, rows: Rows) -> None:
     from attnbench.report.listing import render_list
 
     if what == "backends":
@@ -116,7 +121,7 @@ def _backends(args: argparse.Namespace) -> Rows:
 def _configs(args: argparse.Namespace) -> Rows:
     """Configurations for the case of the shape flags: they depend on it.  Who has no such axis is left out."""
     from attnbench.cli.request import axis_words
-    from attnbench.workloads.base import load_workload
+    from attnbench.workloads.base import load_workload, unknown_axis
 
     words = axis_words(args, "attnbench list")
     rows: Rows = []
@@ -130,7 +135,7 @@ def _configs(args: argparse.Namespace) -> Rows:
             rows += [{"name": f"{name}[{config.short}]", **config.values} for config in backend.configs(case)]
     if without and not rows:
         word, axes = without.popitem()
-        raise unknown("attnbench list", "axis", word, axes)
+        raise unknown_axis("attnbench list", word, axes.values())
     return rows
 
 
@@ -195,3 +200,12 @@ LISTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "backends": _backends, "configs": _configs, "suites": _suites, "workloads": _workloads, "timers": _timers,
     "layouts": _layouts,
 }
+SHOWS = {
+    "backends": "implementations, whether they are installed, and the line that installs them",
+    "configs": "configurations of backends for a shape; used as name[config]",
+    "suites": "sets of cases and backends for run, check and profile",
+    "workloads": "families of problems, with the axes of their shapes",
+    "timers": "ways to measure a call, for --timer",
+    "layouts": "formats of older scripts, for export and import",
+}
+"""What each list is about, for `attnbench list` alone."""

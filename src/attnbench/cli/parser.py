@@ -9,9 +9,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.cli.elsewhere import here
+from attnbench.errors import UsageError, did_you_mean, nearest, refusal
 
 HELP_FLAGS = ("-h", "--help")
+HELP_ALL = "--help-all"
 WIDEST = 110
 EXAMPLES = "examples:"
 _FEW = r"argument (?P<flag>\S+): expected (one|at least one) argument"
@@ -54,31 +56,61 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, summary: str) -> None:
         super().__init__(prog=f"attnbench {verb}", description=_sentence(summary), allow_abbrev=False, add_help=False,
                          formatter_class=Formatter)
-        self.add_argument(*HELP_FLAGS, action="store_true", dest="help", help=argparse.SUPPRESS)
+        self.add_argument(*HELP_FLAGS, HELP_ALL, action="store_true", dest="help", help=argparse.SUPPRESS)
         self._positionals.title = "arguments"
         self._given: Sequence[str] = ()
+        self._usual: frozenset[str] = frozenset()
+
+    def show_first(self, *flags: str) -> None:
+        """Name the flags that most people need: `--help` shows these, `--help-all` every one."""
+        self._usual = frozenset(flags)
+
+    def help_for(self, words: Sequence[str]) -> str | None:
+        """The help that the words ask for; None where they ask for none."""
+        if HELP_ALL in words:
+            return self.format_help()
+        return self._short_help() if any(word in HELP_FLAGS for word in words) else None
 
     def format_help(self) -> str:
-        """The help; its first line leaves out what the groups below list."""
+        """The whole help; its first line leaves out what the groups below list."""
         words = [_spelled(action) for action in self._actions if not action.option_strings]
         self.usage = " ".join([self.prog, *words, "[FLAG ...]"])
         return super().format_help()
+
+    def _short_help(self) -> str:
+        """The help with the usual flags only, where these were named."""
+        if not self._usual:
+            return self.format_help()
+        rare = [action for action in self._actions
+                if action.option_strings and not self._usual.intersection(action.option_strings)]
+        empty = [group for group in self._action_groups if group._group_actions and all(
+            action in rare for action in group._group_actions)]
+        before = [(one, one.help) for one in rare], [(one, one.description) for one in empty], self.epilog
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        for group in empty:
+            group.description = None
+        count = sum(HELP_ALL not in action.option_strings for action in rare)
+        self.epilog = f"`{self.prog} {HELP_ALL}` shows {count} more flags.\n\n{self.epilog}"
+        try:
+            return self.format_help()
+        finally:
+            for action, text in before[0]:
+                action.help = text
+            for group, description in before[1]:
+                group.description = description
+            self.epilog = before[2]
 
     def example(self, *lines: str, remark: str = "") -> None:
         """Put examples under the help, and a remark under these."""
         self.epilog = f"{EXAMPLES}\n" + "\n".join(f"  {line}" for line in lines) + (f"\n\n{remark}" if remark else "")
 
-    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments.
-
-        Returns:
-            The arguments, or None where help is asked for.
 
         Raises:
             UsageError: naming the argument, its value and what is accepted.
         """
-        if any(word in HELP_FLAGS for word in words):
-            return None
         self._given = words
         args, rest = self.parse_known_args(_joined(words))
         for word in rest:
@@ -98,16 +130,16 @@ class Parser(argparse.ArgumentParser):
             UsageError: always.
         """
         if match := re.fullmatch(_FEW, message):
-            flag = match["flag"].split("/")[0]
-            after = [word for before, word in zip(self._given, self._given[1:], strict=False) if before == flag]
+            spellings, flag = match["flag"].split("/"), _long(match["flag"])
+            after = [word for before, word in zip(self._given, self._given[1:], strict=False) if before in spellings]
             if after:
                 wrong = "starts like a flag, so it is no value"
                 raise UsageError(refusal(self.prog, flag, after[0], wrong, self._wanted(flag)))
             raise UsageError(refusal(self.prog, flag, "''", "has no value", self._wanted(flag)))
         if match := re.fullmatch(_LOUD, message):
-            raise UsageError(refusal(self.prog, match["flag"].split("/")[0], match["value"], "takes no value", "alone"))
+            raise UsageError(refusal(self.prog, _long(match["flag"]), match["value"], "takes no value", "alone"))
         if match := re.fullmatch(_BOTH, message):
-            flag, other = match["flag"].split("/")[0], match["other"].split("/")[0]
+            flag, other = _long(match["flag"]), _long(match["other"])
             raise UsageError(f"{self.prog}: {flag} does not go with {other}; one of the two")
         if match := re.fullmatch(_MISSING, message):
             raise UsageError(f"{self.prog}: {match['names']} is missing; see `{self.prog} --help`")
@@ -115,12 +147,17 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, word: str) -> NoReturn:
         if word.startswith("-"):
-            raise unknown(self.prog, "flag", word.split("=")[0], self.flags())
+            flag, known = word.split("=")[0], self.flags()
+            ours = here(flag, known)
+            near = [ours] if ours else nearest(flag, [one for one in known if one.startswith("--")])
+            listed = HELP_ALL if self._usual else "--help"
+            raise UsageError(refusal(self.prog, "flag", flag, "is not known", f"see `{self.prog} {listed}`",
+                                     did_you_mean(near)))
         raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse ``--json=--csv``, almost certainly a forgotten value, and ``--out "$UNSET"``."""
-        flag = action.option_strings[0] if action.option_strings else str(action.metavar)
+        flag = _long("/".join(action.option_strings)) if action.option_strings else str(action.metavar)
         for one in value if isinstance(value, list) and value else [value]:
             one = "--" if one == [] else one  # argparse takes the two dashes of --json=-- out of the values
             if isinstance(one, str) and not one.strip() and action.nargs != 0:
@@ -134,6 +171,12 @@ class Parser(argparse.ArgumentParser):
             if flag in action.option_strings:
                 return f"a value, {flag} {action.metavar}"
         return "a value"
+
+
+def _long(spellings: str) -> str:
+    """The first long one of a flag's spellings (``-o/--out``); where there is none, the first."""
+    names = spellings.split("/")
+    return next((name for name in names if name.startswith("--")), names[0])
 
 
 def _joined(words: Sequence[str]) -> list[str]:

@@ -77,7 +77,7 @@ def _add_capture(parser: Parser) -> None:
 
 def _add_output(parser: Parser) -> None:
     group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
-    group.add_argument("--out", metavar="DIR", default="profile_results", help=(
+    group.add_argument("-o", "--out", metavar="DIR", default="profile_results", help=(
         "folder of captures; numbered where it is taken (default: profile_results)"))
     group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")

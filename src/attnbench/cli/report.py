@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
         "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
         "where no other output is asked for)"))
     add_plot_arguments(group)
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench report latest", "attnbench report results/sweep.json --html sweep.html --plots plots",
                    "attnbench report before.json after.json --html both.html")
 

@@ -17,7 +17,7 @@ from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
 from attnbench.text import spelled
-from attnbench.workloads.base import load_workload
+from attnbench.workloads.base import load_workload, unknown_axis
 
 
 def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[str, Any] | None = None,
@@ -49,7 +49,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     for name in asked_axes:
         if name not in known:
-            raise unknown(who, "axis", name, known)
+            raise unknown_axis(who, name, known.values())
     given = {name: parse_axis(who, known[name], text) for name, text in asked_axes.items()}
     surroundings = {name: values for name, values in environment_axes(found, os.environ).items() if name not in given}
     selectors, files = backend_words(args.backends)

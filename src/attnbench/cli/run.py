@@ -26,6 +26,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_measuring(parser)
     flags.add_output(parser)
     flags.add_view(parser)
+    parser.show_first(*flags.USUAL)
     parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
                    "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
                    "attnbench run quick --backends ./mine.py --json -",

@@ -49,9 +49,9 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--json", metavar="PATH", help="the same rows as JSON (default: none)")
     group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True, help=(
         "keep the race and its rows in DIR/tuning (default: kept)"))
-    group.add_argument("--out", metavar="DIR", default="results", help="folder of results (default: results)")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show cases and spaces, measure nothing")
-    group.add_argument("--quiet", action="store_true", help="print nothing but the pick of each case")
+    group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the pick of each case")
     parser.example("attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
                    "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",
                    "attnbench tune hstu-triton --mode fwd-bwd --resume",
@@ -149,14 +149,14 @@ class _Request:
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
         from attnbench.cli.request import axis_words
-        from attnbench.errors import unknown
         from attnbench.suites.plan import parse_axis
+        from attnbench.workloads.base import unknown_axis
 
         known = {axis.name: axis for axis in self.workload.axes}
         self.words = axis_words(self.args, WHO)
         for name in self.words:
             if name not in known:
-                raise unknown(WHO, "axis", name, known)
+                raise unknown_axis(WHO, name, self.workload.axes)
         return {name: parse_axis(WHO, known[name], text) for name, text in self.words.items()}
 
     def _check_places(self) -> None:

@@ -1,6 +1,11 @@
-"""Whether the card was ours alone: other processes on it change every time that is taken."""
+"""Whether card and CPU were ours alone: other processes on them change every time that is taken."""
 
 from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 from attnbench.machine.device import Device
 from attnbench.machine.nvml import GpuProcess, open_gpu
@@ -39,3 +44,40 @@ class Neighbours:
     def _others(self) -> tuple[GpuProcess, ...]:
         gpu = None if not self._device.on_gpu else open_gpu(self._device)
         return () if gpu is None else gpu.other_processes() or ()
+
+
+class OtherLoad:
+    """CPU time of other processes, from the counters of the system and of this process.
+
+    Args:
+        read: seconds so far: of all processes, of this one with its children, and by the clock; None where the system
+            does not tell.
+    """
+
+    LEAST_S = 0.5
+    "Counters have ticks of 10 ms: what is asked again before that has the last answer."
+
+    def __init__(self, read: Callable[[], tuple[float, float, float] | None] | None = None) -> None:
+        self._read = read or _cpu_seconds
+        self._last = self._read()
+        self._cores: float | None = None
+
+    def cores(self) -> float | None:
+        """Cores that others used since this was last asked; None where it is not known."""
+        now = self._read()
+        if now is None or self._last is None:
+            return None
+        everyone, own, elapsed = (new - old for new, old in zip(now, self._last, strict=True))
+        if elapsed >= self.LEAST_S:
+            self._last, self._cores = now, round(max(0.0, everyone - own) / elapsed, 2)
+        return self._cores
+
+
+def _cpu_seconds() -> tuple[float, float, float] | None:
+    try:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _waiting, *interrupts = fields
+    own = os.times()
+    return ((user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK"), sum(own[:4]), time.monotonic())

@@ -152,12 +152,8 @@ def _speedup_cells(record: Record, bases: Collection[str]) -> dict[str, str]:
     speedup = record.speedup
     if speedup is None or speedup.baseline == record.backend:
         return {"verdict": "baseline"} if speedup or record.backend in bases else {}
-    half = figures.speedup_half(speedup)
-    return {
-        "speedup": f"{figures.measured(speedup.ratio, half)}x",
-        "speedup_margin": figures.margin(speedup.ratio, half),
-        "verdict": speedup.verdict,
-    }
+    ratio, margin = figures.ratio(speedup)
+    return {"speedup": ratio, "speedup_margin": margin, "verdict": speedup.verdict}
 
 
 def _cost_cells(time: Time, unit: figures.Unit) -> dict[str, str]:

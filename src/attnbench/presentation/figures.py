@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnbench.record import Speedup, Time
+from attnbench.stats.summary import is_wild
 
 UNKNOWN_DIGITS = 3
 "Significant digits of a figure whose interval is not known."
@@ -54,6 +55,19 @@ def time_relative(time: Time) -> float | None:
 def speedup_half(speedup: Speedup) -> float | None:
     """Half interval of a speed-up."""
     return half_interval(speedup.ratio, speedup.ci_low, speedup.ci_high)
+
+
+def wild_time(time: Time) -> bool:
+    """Whether the interval of a median is wider than the median."""
+    return is_wild(time.median_ms, time.ci_low_ms, time.ci_high_ms)
+
+
+def ratio(speedup: Speedup) -> tuple[str, str]:
+    """A speed-up and its half interval: ``2.30x``, ``±0.01``; an interval wider than the ratio: ``0.2x to 9x``."""
+    if is_wild(speedup.ratio, speedup.ci_low, speedup.ci_high):
+        return f"{plain(speedup.ci_low, 2)}x to {plain(speedup.ci_high, 2)}x", ""
+    half = speedup_half(speedup)
+    return f"{measured(speedup.ratio, half)}x", margin(speedup.ratio, half)
 
 
 def measured(value: float | None, half: float | None) -> str:

@@ -10,6 +10,8 @@ from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
+LEAST_CORES, LEAST_SHARE = 0.25, 0.05
+"""Of other processes' load on a CPU that is worth a note: cores, and a share of all of them."""
 
 
 def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) -> list[str]:
@@ -24,7 +26,7 @@ def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) ->
     if len(own) > MOST_OWN_NOTES:
         own[MOST_OWN_NOTES:] = [f"{len(own) - MOST_OWN_NOTES} more notes of backends stand in the run file"]
     winners = [*_ties(records, tie if replicated else _tie), *_gaps(records)]
-    return [*winners, *_noise(run, records), *_stops(records), *own]
+    return [*winners, *_load(run, records), *_noise(run, records), *_wild(records), *_stops(records), *own]
 
 
 def _ties(records: Sequence[Record], find: Callable[[Sequence[Record]], Tie | None]) -> Iterator[str]:
@@ -74,6 +76,24 @@ def _noise(run: Run, records: Sequence[Record]) -> Iterator[str]:
     if noisy:
         worst = ", ".join(f"{name} ±{100 * relative:.1f} %" for relative, name in _worst(noisy))
         yield f"noisy: {worst} (wanted ±{100 * target:g} %)"
+
+
+def _load(run: Run, records: Sequence[Record]) -> Iterator[str]:
+    """What other processes took of the CPU while this was measured."""
+    seen = [(record.time.other_cores, record.environment) for record in records
+            if record.time and record.time.other_cores is not None]
+    if seen:
+        most, place = max(seen, key=lambda one: one[0])
+        cores = run.environments[place].cores if place is not None and place < len(run.environments) else None
+        if most >= max(LEAST_CORES, LEAST_SHARE * (cores or 0)):
+            used = f"{most:.1f} of {cores} cores" if cores else f"{most:.1f} cores"
+            yield f"loaded: other processes used {used} meanwhile; times may be longer and noisier for it"
+
+
+def _wild(records: Sequence[Record]) -> Iterator[str]:
+    names = dict.fromkeys(record.backend for record in records if record.time and figures.wild_time(record.time))
+    if names:
+        yield f"no verdict and no point on a chart: {', '.join(names)}: the interval is wider than the value"
 
 
 def _worst(noisy: list[tuple[float, str]]) -> list[tuple[float, str]]:

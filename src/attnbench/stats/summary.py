@@ -147,6 +147,11 @@ def order_rank(count: int, confidence: float = 0.95) -> int:
     return rank
 
 
+def is_wild(value: float | None, low: float | None, high: float | None) -> bool:
+    """Whether an interval is wider than the value itself: it says nothing of how large that is."""
+    return value is not None and low is not None and high is not None and high - low > value
+
+
 @cache
 def critical_value(count: int, confidence: float = 0.95) -> float:
     """Largest |samples above - samples below| / sqrt(count) that a median inside the interval shows."""

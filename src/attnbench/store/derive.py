@@ -56,15 +56,17 @@ def speedup_of(baseline: Record, own: Record) -> Speedup | None:
     if not theirs.keys() & ours.keys():
         return None
     from attnbench.stats.ratio import paired_ratio
+    from attnbench.stats.summary import is_wild
 
     tick = max(baseline.time.tick_ms or 0.0, own.time.tick_ms or 0.0)
     found = paired_ratio(theirs, ours, tick=tick)
+    wild = any(is_wild(one.median_ms, one.ci_low_ms, one.ci_high_ms) for one in (baseline.time, own.time))
     return Speedup(
         baseline=baseline.backend,
         ratio=found.ratio,
         ci_low=found.ci_low,
         ci_high=found.ci_high,
-        verdict=found.verdict,
+        verdict="unclear" if wild else found.verdict,
     )
 
 

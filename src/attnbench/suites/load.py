@@ -3,10 +3,11 @@
 A suite file is one table::
 
     name = "mine"
-    title = "what it asks"
+    title = "what it asks"                           # may be left out
     workload = "attention"
     backends = ["sdpa", "flash-attn-2|sdpa-flash"]   # or "all"; a|b is the first that can run here
     baseline = "sdpa"
+    references = ["flash-attn-2|sdpa-flash"]         # measured beside name[*]; the baseline where there are none
     layout = "seed-004"                              # a seed's console output and files
     settings = { rel_ci = 0.02, max_seconds = 2.0 }
     axes = { seqlen = [512, 1024], causal = [false, true] }          # their cross product, or
@@ -22,7 +23,6 @@ The shipped suites are the ``.toml`` files of this folder; a named case of one i
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,15 +30,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, did_you_mean, nearest, refusal, unknown
 from attnbench.suites.settings import setting, settle, suite_keys
 from attnbench.text import shown
-from attnbench.workloads.base import Axis, Workload, load_workload
+from attnbench.workloads.base import Axis, Workload, load_workload, nearest_axes
 
 DEVICES = ("cpu", "cuda")
 """Kinds of device a suite may have a section for."""
 
-SECTION = ("backends", "baseline", "settings", "axes", "cases", "batch_by_seqlen")
+SECTION = ("backends", "baseline", "references", "settings", "axes", "cases", "batch_by_seqlen")
 OTHERWISE = "otherwise"
 """Key of batch_by_seqlen for the lengths it does not name."""
 TOP = ("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)
@@ -62,6 +62,8 @@ class Suite:
     backends: tuple[str, ...]
     "selectors"
     baseline: str | None = None
+    references: tuple[str, ...] = ()
+    "selectors: measured beside the configurations that a request such as name[*] means"
     layout: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -157,9 +159,10 @@ def _read(path: Path) -> _Document:
 def _build(document: _Document, device: str) -> Suite:
     who, data = document.who, document.data
     _check_keys(who, "", data, TOP)
-    for key in ("name", "title", "workload"):
+    for key in ("name", "workload"):
         if key not in data:
             raise UsageError(f"{who}: {key} is missing; a text in quotes")
+    for key in {"name", "title", "workload"} & data.keys():
         _text(who, key, data[key])
     workload = load_workload(_known_workload(who, data["workload"]))
     suites = {}
@@ -188,9 +191,10 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         raise UsageError(f"{who}: batch_by_seqlen goes with axes; listed cases state their batch")
     batches = _batches(who, axes, data.get("batch_by_seqlen", {}))
     return Suite(
-        name=data["name"], title=data["title"], workload=workload.name,
+        name=data["name"], title=data.get("title", ""), workload=workload.name,
         backends=_selectors(who, data.get("backends", "all")),
         baseline=_text(who, "baseline", data["baseline"]) if "baseline" in data else None,
+        references=_references(who, data),
         layout=_text(who, "layout", data["layout"]) if "layout" in data else None,
         settings=_settings(who, data.get("settings", {})),
         axes=_axes(who, axes, data.get("axes", {})),
@@ -217,6 +221,13 @@ def _selectors(who: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _references(who: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    value = data.get("references", [data["baseline"]] if "baseline" in data else [])
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise _wrong(who, "references", value, 'a list of names such as ["flash-attn-2|sdpa-flash"]')
+    return tuple(value)
+
+
 def _settings(who: str, value: Any) -> dict[str, Any]:
     table = _table(who, "settings", value)
     _check_keys(who, "settings.", table, suite_keys())
@@ -235,7 +246,7 @@ def _settings(who: str, value: Any) -> dict[str, Any]:
 
 def _axes(who: str, axes: Mapping[str, Axis], value: Any) -> dict[str, tuple[Any, ...]]:
     table = _table(who, "axes", value)
-    _check_keys(who, "axes.", table, axes)
+    _check_keys(who, "axes.", table, (), axes)
     for key, items in table.items():
         if not isinstance(items, list) or not items:
             raise _wrong(who, f"axes.{key}", items, "a list of values, in brackets")
@@ -249,7 +260,7 @@ def _cases(who: str, axes: Mapping[str, Axis], value: Any) -> tuple[NamedCase, .
     for index, row in enumerate(value):
         where = f"cases[{index}]"
         table = _table(who, where, row)
-        _check_keys(who, f"{where}.", table, ("name", *axes))
+        _check_keys(who, f"{where}.", table, ("name",), axes)
         name = _text(who, f"{where}.name", table["name"]) if "name" in table else None
         if name is not None and name in [case.name for case in cases]:
             raise _wrong(who, f"{where}.name", name, "a name once")
@@ -276,7 +287,7 @@ def _batches(who: str, axes: Mapping[str, Axis], value: Any) -> dict[Any, tuple[
 
 def _env(who: str, axes: Mapping[str, Axis], value: Any) -> dict[str, str]:
     table = _table(who, "env", value)
-    _check_keys(who, "env.", table, axes)
+    _check_keys(who, "env.", table, (), axes)
     return {key: _text(who, f"env.{key}", item) for key, item in table.items()}
 
 
@@ -309,12 +320,15 @@ def _text(who: str, key: str, value: Any) -> str:
     return value
 
 
-def _check_keys(who: str, prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
-    names = list(known)
+def _check_keys(
+    who: str, prefix: str, table: Mapping[str, Any], known: Iterable[str], axes: Mapping[str, Axis] | None = None
+) -> None:
+    """Refuse a key that is neither in `known` nor an axis."""
+    names = [*known, *(axes or ())]
     for key, value in table.items():
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            todo = f"did you mean {near[0]}?" if near else ""
+            meant = nearest_axes(key, axes.values()) if axes else []
+            todo = did_you_mean(meant or nearest(key, names))
             accepted = f"one of {', '.join(names)}"
             raise UsageError(refusal(who, prefix + key, shown(value), "is not a key", accepted, todo))
 

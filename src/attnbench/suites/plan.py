@@ -8,20 +8,17 @@ that cannot take a case stays in the plan; its record says `skipped` and why.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.backends.base import Backend
-from attnbench.backends.describe import Described
-from attnbench.backends.registry import parse_selector, select, split_selectors
-from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unknown
+from attnbench.errors import NothingToRun, UsageError, refusal
 from attnbench.record import PlannedGroup, Run, Settings
+from attnbench.suites.choice import choose
 from attnbench.suites.load import NamedCase, Suite
 from attnbench.suites.settings import settle
-from attnbench.suites.user_backends import known_backends, user_backends
-from attnbench.workloads.base import Axis, Workload, load_workload
+from attnbench.workloads.base import Axis, Workload, load_workload, unknown_axis
 
 MOST_GROUPS = 10_000
 """Above any run that ends: lists whose product slipped are refused at once."""
@@ -60,17 +57,23 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         NothingToRun: no backend of the request runs on this kind of device.
     """
     suite, workload = request.suite, load_workload(request.suite.workload)
-    backends, baseline = _backends(request)
-    settings = Settings(device=request.device, baseline=baseline,
-                        **settle("attnbench", dict(suite.settings), dict(request.settings)))
+    chosen = choose(suite, request.device.partition(":")[0], backends=request.backends, skip=request.skip,
+                    baseline=request.baseline, files=request.files)
+    settled = settle("attnbench", dict(suite.settings), dict(request.settings))
     cases = expand(suite, workload, request.axes)
-    _check_configs(backends, known_backends(request.files), cases)
+    chosen.check(cases)
+    backends = {case_id: names for case_id, case in cases.items() if (names := chosen.names(case))}
+    if not backends:
+        wrong = "leaves nothing of what is asked for"
+        raise NothingToRun(refusal(suite.who, "--skip", ",".join(request.skip), wrong, "less of it"))
+    baseline = _baseline(chosen.baseline, list(backends.values()))
+    settings = Settings(device=request.device, baseline=baseline, **settled)
     if len(cases) * settings.replicates > MOST_GROUPS:
         wrong = f"times {len(cases)} cases are too many groups for one run"
         raise UsageError(refusal("attnbench", "--replicates", settings.replicates, wrong, f"at most {MOST_GROUPS}"))
     groups = [PlannedGroup(group=case_id if replicate == 0 else f"{case_id}#{replicate}", workload=workload.name,
-                           case=case.to_dict(), case_id=case_id, backends=backends, replicate=replicate)
-              for replicate in range(settings.replicates) for case_id, case in cases.items()]
+                           case=cases[case_id].to_dict(), case_id=case_id, backends=names, replicate=replicate)
+              for replicate in range(settings.replicates) for case_id, names in backends.items()]
     return Run(id=run_id, suite=suite.name, command=command, started=started, plan=tuple(groups), settings=settings,
                layout=suite.layout, backend_files=tuple(Path(file).name for file in request.files))
 
@@ -87,7 +90,7 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
     """
     for name in asked:
         if name not in {axis.name for axis in workload.axes}:
-            raise unknown(suite.who, "axis", name, [axis.name for axis in workload.axes])
+            raise unknown_axis(suite.who, name, workload.axes)
     rows = _listed(suite, asked) if suite.cases else _crossed(suite, workload, asked)
     cases: dict[str, Any] = {}
     for number, values in enumerate(rows):
@@ -189,81 +192,7 @@ def _filled(case: NamedCase, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[d
         yield {**case.values, **dict(zip(open_axes, values, strict=True))}
 
 
-def _backends(request: Request) -> tuple[tuple[str, ...], str]:
-    """The backends of every group, and the baseline among them.
-
-    Backends of a file join whatever else is measured; so does a baseline asked for.  A suite's
-    baseline that is not measured gives way to the first backend.
-    """
-    suite, kind = request.suite, request.device.partition(":")[0]
-    known = known_backends(request.files)
-    asked = split_selectors(",".join(request.backends or suite.backends))
-    names: list[str] = [] if request.baseline is None else [_one(request, request.baseline, known, kind)]
-    for selector in [*asked, *user_backends(request.files)]:
-        wild = selector == "all" or "*" in selector or "?" in selector
-        meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
-        names += [name for name in meant if not wild or kind in known[name].devices]
-    dropped = set(select(request.skip, backends=known)) if request.skip else set()
-    kept = [name for name in dict.fromkeys(names) if not {name, parse_selector(name)[0]} & dropped]
-    if not kept:
-        wrong = f"leaves nothing to run on {kind}"
-        raise NothingToRun(refusal(suite.who, "backends", ",".join(asked), wrong, "see `attnbench list backends`"))
-    baseline = names[0] if request.baseline else _one(request, suite.baseline or kept[0], known, kind)
-    return tuple(kept), baseline if baseline in kept else kept[0]
-
-
-def _check_configs(backends: Iterable[str], known: Mapping[str, Backend], cases: Mapping[str, Any]) -> None:
-    """Refuse ``name[short]`` where no case has that configuration; of a user's file only its worker knows.
-
-    Raises:
-        UsageError: naming it and what there is.
-    """
-    for selector in backends:
-        name, short = parse_selector(selector)
-        if short is None or isinstance(known[name], Described):
-            continue
-        refused: UsageError | None = None
-        for case in cases.values():
-            try:
-                known[name].config_of(short, case)
-                break
-            except UsageError as why:
-                refused = refused or why
-        else:
-            if refused is not None:
-                raise refused
-
-
-def _one(request: Request, selector: str, known: Mapping[str, Backend], kind: str) -> str:
-    """The one backend a baseline means."""
-    meant = select([first_usable(selector, known, kind)], workload=request.suite.workload, backends=known)
-    if len(meant) != 1:
-        wrong = f"means {len(meant)} backends"
-        raise UsageError(refusal(request.suite.who, "baseline", selector, wrong, "one backend"))
-    return meant[0]
-
-
-def first_usable(selector: str, known: Mapping[str, Backend], kind: str) -> str:
-    """Of alternatives ``a|b`` the first that runs on this kind of device and is installed, else the first.
-
-    Raises:
-        UsageError: an alternative is not a backend.
-    """
-    alternatives = selector.split("|")
-    if len(alternatives) == 1:
-        return selector
-    for one in alternatives:
-        name = parse_selector(one)[0]
-        if name not in known:
-            raise unknown("backends", "name", name, known)
-        if kind in known[name].devices and _installed(known[name]):
-            return one
-    return alternatives[0]
-
-
-def _installed(backend: Backend) -> bool:
-    try:
-        backend.probe()
-    except Unavailable:
-        return False
-    return True
+def _baseline(wanted: str | None, groups: Sequence[tuple[str, ...]]) -> str:
+    """The baseline wanted; one that is not measured gives way to the first backend that every group has."""
+    everywhere = [name for name in groups[0] if all(name in names for names in groups)]
+    return wanted if wanted in everywhere else (everywhere or groups[0])[0]

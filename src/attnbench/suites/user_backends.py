@@ -1,20 +1,21 @@
 """The backends in a user's file (`--backends ./mine.py`), listed without importing the file in this process.
 
 Importing the file may crash, call ``exit()`` or hang.  So a child process imports it and reports which backends it
-defines (``python -m attnbench.suites.user_backends ANSWER_FILE FILE``).  Apart
-from that child, only workers import the file.
+defines (``python -m attnbench.suites.user_backends ANSWER_FILE FILE``), and which configurations one of them has for a
+case (``… FILE NAME CASE``).  Apart from that child, only workers import the file.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Backend
-from attnbench.backends.describe import Described, describe
+from attnbench.backends.describe import Described, describe, describe_configs
 from attnbench.backends.registry import all_backends
 from attnbench.errors import UsageError, refusal
 from attnbench.machine.child import ask, reply
@@ -55,13 +56,28 @@ def user_backends(files: Sequence[str]) -> dict[str, Backend]:
 @cache
 def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Described, ...]:
     """Asked once for each state of the file."""
-    answer = ask("attnbench.suites.user_backends", file, timeout_s=TIMEOUT_S, folder=folder)
+
+    def configs(name: str, case: Any) -> Mapping[str, Any]:
+        return _configs(file, stamp, folder, name, json.dumps(case.to_dict()))
+
+    return tuple(Described(told, configs) for told in _ask(folder, file))
+
+
+@cache
+def _configs(file: str, stamp: tuple[int, int], folder: Path, name: str, case: str) -> Mapping[str, Any]:
+    """Asked once for each case and state of the file."""
+    found: Mapping[str, Any] = _ask(folder, file, name, case)
+    return found
+
+
+def _ask(folder: Path, file: str, *question: str) -> Any:
+    answer = ask("attnbench.suites.user_backends", file, *question, timeout_s=TIMEOUT_S, folder=folder)
     if answer.end is not None:
         wrong = f"does not import: it {answer.end}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
     if "refused" in answer.value:
         raise UsageError(answer.value["refused"])
-    return tuple(Described(one) for one in answer.value["backends"])
+    return answer.value["told"]
 
 
 def _stamp(file: str) -> tuple[int, int]:
@@ -75,13 +91,14 @@ def _stamp(file: str) -> tuple[int, int]:
     return state.st_mtime_ns, state.st_size
 
 
-def _child(answer_file: str, file: str) -> None:
+def _child(answer_file: str, file: str, *question: str) -> None:
     try:
-        value: dict[str, Any] = {"backends": describe(file)}
+        value: dict[str, Any] = {"told": describe_configs(file, question[0], json.loads(question[1])) if question
+                                else describe(file)}
     except UsageError as error:
         value = {"refused": str(error)}
     reply(answer_file, value)
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2])
+    _child(*sys.argv[1:])

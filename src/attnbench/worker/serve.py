@@ -15,7 +15,7 @@ from attnbench.backends.base import Machine
 from attnbench.errors import WorkerError
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
-from attnbench.machine.neighbours import Neighbours
+from attnbench.machine.neighbours import Neighbours, OtherLoad
 from attnbench.record import PlannedGroup, Record, Settings, Status, from_dict, to_dict
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import ContextLost, Stuck
@@ -38,8 +38,10 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     _die_with_parent()
     page = BlamePage(page_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
-        neighbours = Neighbours(Device.parse(device))  # before this process has a CUDA context
-        place = Device.parse(device).named()
+        place = Device.parse(device)
+        neighbours = Neighbours(place)  # before this process has a CUDA context
+        load = None if place.on_gpu else OtherLoad()
+        place = place.named()
         machine = _machine(place)
         send(answers, say="ready", environment=environment(place))
         for line in requests:
@@ -47,7 +49,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
             if message.get("do") != "group":
                 raise WorkerError(f"worker: do={message.get('do')} is not known; group")
             try:
-                sampling_s = _carry_out(message, place, machine, neighbours, page, answers)
+                sampling_s = _carry_out(message, place, machine, neighbours, load, page, answers)
             except ContextLost as lost:
                 say = "stuck" if isinstance(lost, Stuck) else "lost"
                 send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
@@ -60,9 +62,11 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     return 0
 
 
-def _carry_out(message: dict[str, Any], device: Device, machine: Machine, neighbours: Neighbours, page: BlamePage,
-               answers: IO[str]) -> float:
+def _carry_out(message: dict[str, Any], device: Device, machine: Machine, neighbours: Neighbours,
+               load: OtherLoad | None, page: BlamePage, answers: IO[str]) -> float:
     """Carry out one request; its tensors are gone when this returns."""
+    if load is not None:
+        load.cores()  # from here on
     run = GroupRun(
         from_dict(PlannedGroup, message["group"], "request.group"),
         from_dict(Settings, message["settings"], "request.settings"),
@@ -70,7 +74,7 @@ def _carry_out(message: dict[str, Any], device: Device, machine: Machine, neighb
         device=device,
         machine=machine,
         page=page,
-        on_record=lambda record: send(answers, say="record", record=_fit(_noted(record, neighbours))),
+        on_record=lambda record: send(answers, say="record", record=_fit(_noted(record, neighbours, load))),
     )
     return run.carry_out()
 
@@ -87,8 +91,10 @@ def _fit(record: Record) -> Record:
     return record
 
 
-def _noted(record: Record, neighbours: Neighbours) -> Record:
-    """A time with a note on who else was on the card."""
+def _noted(record: Record, neighbours: Neighbours, load: OtherLoad | None) -> Record:
+    """A time with what is known of who else was on the card or the CPU."""
+    if record.time is not None and load is not None:
+        record = dataclasses.replace(record, time=dataclasses.replace(record.time, other_cores=load.cores()))
     words = neighbours.words() if record.time else None
     return dataclasses.replace(record, notes=(*record.notes, words)) if words else record
 

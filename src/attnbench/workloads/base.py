@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from attnbench.dtypes import DTYPES
-from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
+from attnbench.errors import AttnbenchError, UsageError, did_you_mean, nearest, refusal, unknown
 from attnbench.record import Work
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Axis:
     help: str
     default: Any
     aliases: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    "what other workloads call the same"
     boolean: bool = False
     "also spelled --NAME/--no-NAME/--NAME-both"
 
@@ -233,6 +235,22 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         return None
 
 
+SHORT_FOR = {"half": "float16", "float": "float32"}
+"""Further names that torch has for its types."""
+
+
+def precision(*names: str) -> Callable[[str], str]:
+    """A parser of precisions, by our names or torch's (``bfloat16``, ``torch.bfloat16``)."""
+    theirs = {one.torch: one.name for one in DTYPES.values()}
+    parse = one_of(*names)
+
+    def read(text: str) -> str:
+        plain = text.removeprefix("torch.")
+        return parse(theirs.get(SHORT_FOR.get(plain, plain), text))
+
+    return read
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A parser that accepts these names only; its ValueError says them."""
 
@@ -242,6 +260,20 @@ def one_of(*names: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def unknown_axis(who: str, name: str, axes: Iterable[Axis]) -> UsageError:
+    """An axis that a workload does not have, answered with what it calls the same."""
+    there = {axis.name: axis for axis in axes}
+    near = [f"--{one.replace('_', '-')}" for one in nearest_axes(name, there.values())]
+    accepted = f"one of {', '.join(sorted(there))}"
+    return UsageError(refusal(who, "axis", name, "is not known", accepted, did_you_mean(near)))
+
+
+def nearest_axes(name: str, axes: Iterable[Axis]) -> list[str]:
+    """The axes that a wrong name may mean: those of the same meaning, else those of a similar name."""
+    known = list(axes)
+    return [axis.name for axis in known if name in axis.elsewhere] or nearest(name, [axis.name for axis in known])
 
 
 def in_layout(who: str, outputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -53,12 +53,10 @@ def _figure(table: Table, baseline: str, compared: list[Record], styles: Styles,
 def _row(record: Record, styles: Styles) -> dict[str, Any]:
     speedup, style = record.speedup, styles.of(backend_name(record))
     assert speedup is not None  # only who was compared comes here
-    half = figures.speedup_half(speedup)
-    margin = figures.margin(speedup.ratio, half)
     return row(
         b=backend_name(record), c=style.colour, g=style.shape, m=short(speedup.ratio), l=short(speedup.ci_low),
         h=short(speedup.ci_high), v=speedup.verdict,
-        t=" ".join(filter(None, (f"{figures.measured(speedup.ratio, half)}x", margin, speedup.verdict))),
+        t=" ".join(filter(None, (*figures.ratio(speedup), speedup.verdict))),
     )  # fmt: skip
 
 

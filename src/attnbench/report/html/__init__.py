@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from attnbench.formats.exports.base import Exporter
 from attnbench.record import Run
-from attnbench.report.libraries import PACKAGES, require
+from attnbench.report.libraries import require
+
+LIBRARIES = ("altair", "jinja2")
 
 
 def ready() -> None:
@@ -19,7 +21,7 @@ def ready() -> None:
     Raises:
         Unavailable: a library is missing; the line says what installs it.
     """
-    require("report", PACKAGES)
+    require("report", LIBRARIES)
 
 
 def page(runs: Sequence[Run]) -> str:

@@ -102,12 +102,14 @@ def _script() -> str:
 
 @cache
 def _library() -> str:
-    """vega, vega-lite and vega-embed as one script, as vl-convert brings them."""
-    import vl_convert
+    """vega, vega-lite and vega-embed as one script.
 
+    `vega.js` is what vl-convert makes (`tests/report/test_page.py` compares them); a page needs the script alone,
+    and vl-convert is 84 MB.
+    """
     # Inside a script element a text is ended by its closing tag, and these two begin a comment; within
     # JavaScript they stand in strings alone, where the backslash changes nothing.
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
+    bundle = (FOLDER / "vega.js").read_text("utf-8")
     return re.sub(r"<(?=/script|script|!--)", r"\\x3c", bundle, flags=re.I)
 
 

@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.attention.axes import ACCEPTED_WINDOW, AXES, parse_window
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.work import work
-from attnbench.workloads.base import Draw, OutputKind, Workload
+from attnbench.workloads.base import Draw, OutputKind, Workload, unknown_axis
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -50,7 +50,7 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
         known = {axis.name: axis.default for axis in self.axes}
         for name in values:
             if name not in known:
-                raise unknown(self.name, "axis", name, known)
+                raise unknown_axis(self.name, name, self.axes)
         filled = known | dict(values)
         filled["window"] = _window(filled["window"], filled["causal"])
         return AttentionCase(**filled)

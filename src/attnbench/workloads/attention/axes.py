@@ -6,7 +6,7 @@ The defaults are the shape of the seeds' minimal benchmark.  Imports without tor
 from __future__ import annotations
 
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, ACCEPTED_LENGTHS, LARGEST_SIZE, MODES, read_lengths
-from attnbench.workloads.base import Axis, one_of
+from attnbench.workloads.base import Axis, one_of, precision
 
 ACCEPTED_WINDOW = "none, LEFT or LEFT:RIGHT in keys, -1 for unbounded (LEFT alone: RIGHT is 0 if causal, else LEFT)"
 
@@ -50,11 +50,11 @@ AXES = (
     Axis("seqlen_k", parse_size, "keys of a sequence; default: as many as queries", None),
     Axis("nheads", parse_size, "query heads", 8),
     Axis("nheads_kv", parse_size, "key and value heads, dividing nheads (GQA); default: nheads", None),
-    Axis("headdim", parse_size, "size of a query and a key", 64),
-    Axis("headdim_v", parse_size, "size of a value and an output; default: headdim", None),
+    Axis("headdim", parse_size, "size of a query and a key", 64, elsewhere=("attn_dim",)),
+    Axis("headdim_v", parse_size, "size of a value and an output; default: headdim", None, elsewhere=("linear_dim",)),
     Axis("causal", parse_boolean, "hide later keys; the last query meets the last key", False, boolean=True),
     Axis("window", parse_window, f"sliding window: {ACCEPTED_WINDOW}", None),
-    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
+    Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
 )

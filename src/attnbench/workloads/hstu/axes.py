@@ -10,7 +10,7 @@ import math
 
 from attnbench.workloads.attention.axes import parse_boolean, parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, LARGEST_SIZE, MODES
-from attnbench.workloads.base import Axis, one_of
+from attnbench.workloads.base import Axis, one_of, precision
 from attnbench.workloads.hstu.case import SELECTIONS
 from attnbench.workloads.hstu.lengths import ACCEPTED_LENGTHS, ACCEPTED_TARGETS, read_lengths, read_targets
 
@@ -62,16 +62,18 @@ AXES = (
     Axis("batch", parse_size, "sequences", 2),
     Axis("seqlen", parse_size, "rows of the longest sequence: prefix, history and targets", 1024),
     Axis("nheads", parse_size, "heads", 8),
-    Axis("attn_dim", parse_size, "size of a query and a key", 64),
-    Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None),
+    Axis("attn_dim", parse_size, "size of a query and a key", 64, elsewhere=("headdim",)),
+    Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None,
+         elsewhere=("headdim_v",)),
     Axis("alpha", parse_alpha, "factor of the scores; default: 1/sqrt(attn_dim)", None),
     Axis("scaling_seqlen", parse_size, "what outputs are divided by; default: seqlen", None),
     Axis("causal", parse_boolean, "hide later keys", True, boolean=True),
-    Axis("max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None),
+    Axis("max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None,
+         elsewhere=("window",)),
     Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
     Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
     Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),
-    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
+    Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
     Axis("block_size", parse_size, "block-sparse: keys of a block, a power of two", 32),

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from attnbench.presentation.conditions import Conditions, conditions_of
+from attnbench.presentation.figures import wild_time
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.figure import slug, unique
 from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_replicated, tie
@@ -57,7 +58,8 @@ class RunData:
     def _tables(self) -> list[Table]:
         groups: dict[str, dict[tuple[str | None, ...], list[Record]]] = {}
         for record in self.run.records:
-            if record.time is not None and record.time.median_ms:
+            # A time that is not known to within itself has no place on a scale; the table says so.
+            if record.time is not None and record.time.median_ms and not wild_time(record.time):
                 ways = groups.setdefault(case_of(record), {})
                 ways.setdefault(conditions_of(self.run, [record]).key, []).append(record)
         taken: set[str] = set()

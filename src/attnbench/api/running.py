@@ -1,0 +1,126 @@
+"""Suites run and run files read, from Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.api.answers import Result
+from attnbench.errors import UsageError, refusal, unknown
+
+
+def load(path: str | Path) -> Result:
+    """Read a run file; every statistic is worked out again from its samples.
+
+    Raises:
+        RunFileError: it cannot be read; the message says where and why.
+    """
+    from attnbench.store.runfile import read
+
+    return Result(read(Path(path)))
+
+
+def run(
+    suite: str | Path = "quick", *, device: str = "auto", backends: str | Sequence[str] = (),
+    baseline: str | None = None, files: str | Path | Sequence[str | Path] = (), save: str | Path | None = None,
+    axes: Mapping[str, Any] | None = None, **settings: Any,
+) -> Result:
+    """Run a suite in worker processes, as `attnbench run` does.
+
+    Args:
+        suite: a shipped suite's name or the path of a TOML file.
+        device: auto, cpu, cuda or cuda:N.
+        backends: names in place of the suite's.
+        baseline: to compare with.
+        files: paths of files with backends of your own.
+        save: run file, written after every group; where a history is beside it, or the environment names one
+            (``ATTNBENCH_HISTORY``), the finished run is added to that.
+        axes: a value or several by axis name, in place of the suite's.
+        settings: further fields of `record.Settings`.
+
+    Raises:
+        UsageError: something of the request is wrong; nothing was measured.
+        Unavailable: the device, the timer or the clocks asked for are not there.
+        NothingToRun: no backend of the request runs on this kind of device.
+    """
+    from attnbench.cli.request import check_settings
+    from attnbench.machine.devices import resolve
+    from attnbench.store.files import check_writable
+    from attnbench.store.runfile import new_id, now
+    from attnbench.suites.load import load_suite
+    from attnbench.suites.plan import Request, build
+    from attnbench.sweep.run import execute
+
+    place, suite = resolve(device), str(suite)
+    paths = tuple(str(file) for file in _several(files))
+    asked = {name: value for name, value in settings.items() if value is not None}
+    loaded = load_suite(suite, place.kind)
+    values = _axis_values(loaded.workload, axes or {})
+    request = Request(
+        suite=loaded, device=str(place), backends=_several(backends), baseline=baseline,
+        files=paths, axes=values, settings=_settings(asked),
+    )
+    words = {"device": device if device != "auto" else None, "backends": list(request.backends), "baseline": baseline,
+             "files": [Path(path).name for path in paths], "axes": values, **asked}
+    shown = ", ".join([repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items()
+                                                 if word not in (None, [], {}))])
+    planned = build(request, run_id=new_id(), command=f"attnbench.run({shown})", started=now())
+    check_settings(planned)
+    if save is not None:
+        check_writable(save)
+    found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))
+    if save is not None:
+        _remember(Path(save))
+    return found
+
+
+def _remember(path: Path) -> None:
+    """Add a run file to the history that is there; a script gets no database it did not ask for."""
+    from attnbench.store.history.writing import keep
+
+    missed = keep(path, make=False)
+    if missed is not None:
+        warnings.warn(missed, stacklevel=3)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """One value or several; a text is one."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
+def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Values by axis; a text and a torch.dtype are read as the flag would be."""
+    from attnbench.workloads.base import load_workload
+
+    parse = {axis.name: axis.parse for axis in load_workload(workload).axes if not axis.boolean}
+    found = {}
+    for name, value in axes.items():
+        found[name] = values = list(_several(value))
+        for place, one in enumerate(values):
+            if name in parse and (isinstance(one, str) or type(one).__module__ == "torch"):
+                try:
+                    values[place] = parse[name](str(one))
+                except ValueError as error:
+                    raise UsageError(refusal("attnbench.run", name, one, "cannot be used", str(error))) from None
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold settings against what the command line accepts of them."""
+    from attnbench.suites.settings import SETTINGS
+
+    known = {one.name: one.parse for one in SETTINGS if one.name != "device"}
+    found: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in ("check", "measure") and isinstance(value, bool):  # verbs of the command line
+            found[name] = value
+            continue
+        if name not in known:
+            raise unknown("attnbench.run", "setting", name, [*known, "check", "measure"])
+        try:
+            found[name] = known[name](str(value))
+        except ValueError as error:
+            raise UsageError(refusal("attnbench.run", name, value, "cannot be used", str(error))) from None
+    return found

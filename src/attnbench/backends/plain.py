@@ -1,0 +1,87 @@
+"""A plain function ``def attention(q, k, v, causal, scale)`` in a user's file as a backend.
+
+Tensors are [batch, heads, seqlen, dim] as in torch's own attention, or [batch, seqlen, heads, dim] where the file
+says ``layout = "bshd"``; so is what it returns.  Gradients are autograd's.  The backend is called after the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnbench.backends.base import Backend, Launch
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.differentiable import differentiable
+from attnbench.errors import UsageError, refusal
+
+FUNCTION = "attention"
+OPERANDS = ("q", "k", "v")
+OPTIONS = ("causal", "scale", "window")
+LAYOUTS = ("bhsd", "bshd")
+SIGNATURE = "def attention(q, k, v, causal, scale)"
+
+
+class PlainFunction(DenseBackend):
+    """One function of a file; subclasses name it and say what it takes."""
+
+    install, devices = "a function of a --backends file", ("cpu", "cuda")
+    function: Callable[..., Any]
+    options: tuple[str, ...]
+    heads_first: bool
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """The function on a session's own operands, the case's options by name."""
+        given = {name: getattr(case, name) for name in self.options}
+        yield differentiable(functools.partial(type(self).function, **given), case, inputs,
+                             heads_first=self.heads_first)
+
+
+def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> type[Backend]:
+    """Make the backend of a file's function.
+
+    Args:
+        function: it may leave out causal and scale, and may take a window (left, right).
+        layout: bhsd or bshd.
+        file: where it stands.
+
+    Raises:
+        UsageError: it does not take q, k and v, or wants something that no case has, or there is no such layout.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(refusal("backends", "file", file.name, f"has layout={layout!r}",
+                                 f"one of {', '.join(LAYOUTS)}: the order of batch, heads, sequence and dim"))
+    who = f"{FUNCTION}{inspect.signature(function)}"
+    names = {name: one for name, one in inspect.signature(function).parameters.items()
+             if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    wanted = [name for name, one in names.items() if one.default is one.empty and name not in (*OPERANDS, *OPTIONS)]
+    if tuple(names)[:3] != OPERANDS or wanted:
+        wrong = f"wants {wanted[0]}" if tuple(names)[:3] == OPERANDS else "does not begin with q, k, v"
+        raise UsageError(refusal("backends", "file", file.name, f"has {who}, which {wrong}", SIGNATURE,
+                                 "causal, scale and window may be left out"))
+    options = tuple(name for name in OPTIONS if name in names)
+    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, bottom_right=True, empty_rows=True, backward=True,
+                    window="window" in options)
+    body = {"name": file.stem, "title": f"{FUNCTION} of {file.name}", "function": staticmethod(function),
+            "options": options, "limits": limits, "heads_first": layout == LAYOUTS[0],
+            "__module__": function.__module__}
+    if "causal" not in options:
+        body["check"] = _without_mask
+    return type("Plain", (PlainFunction,), body)
+
+
+def _without_mask(self: PlainFunction, case: Any, machine: Any) -> None:
+    """Refuse a mask that the function is not told of.
+
+    Raises:
+        Unsupported: it is causal, or any limit is exceeded.
+    """
+    from attnbench.errors import Unsupported
+
+    DenseBackend.check(self, case, machine)
+    if case.causal:
+        raise Unsupported(refusal(self.name, "causal", case.causal, f"is not an argument of {FUNCTION}", SIGNATURE))

@@ -1,0 +1,166 @@
+"""Which backends a suite measures, and which of their configurations each of its cases has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.backends.base import Backend
+from attnbench.backends.describe import Described
+from attnbench.backends.registry import (
+    has_wildcard,
+    is_skipped,
+    parse_selector,
+    select,
+    split_selectors,
+    with_configs,
+)
+from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unknown
+from attnbench.suites.load import Suite
+from attnbench.suites.user_backends import known_backends, user_backends
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Who is measured, before the cases say which configurations a wildcard means."""
+
+    asked: Mapping[str, tuple[str, ...]]
+    "selectors of `select` by what asked for them"
+    known: Mapping[str, Backend]
+    baseline: str | None
+    "what the request or the suite says"
+    dropped: tuple[str, ...]
+
+    def names(self, case: Any) -> tuple[str, ...]:
+        """The backends and configurations of a case's group."""
+        selectors = dict.fromkeys(one for meant in self.asked.values() for one in meant)
+        return tuple(name for name in with_configs(selectors, case, self.known) if not is_skipped(name, self.dropped))
+
+    def check(self, cases: Mapping[str, Any]) -> None:
+        """Refuse configurations that no case has; of a user's file only its worker knows one that is named.
+
+        Raises:
+            UsageError: naming what asked for them, and what there is.
+        """
+        for asked, meant in self.asked.items():
+            wild = [one for one in meant if has_wildcard(one)]
+            if wild and not any(with_configs(wild, case, self.known) for case in cases.values()):
+                raise _no_configuration(asked, wild, self.known, next(iter(cases.values())))
+            for one in meant:
+                name, short = parse_selector(one)
+                if short is not None and one not in wild and not isinstance(self.known[name], Described):
+                    _check_config(self.known[name], short, cases)
+
+
+def choose(
+    suite: Suite, kind: str, *, backends: Sequence[str] = (), skip: Sequence[str] = (), baseline: str | None = None,
+    files: Sequence[str] = (),
+) -> Chosen:
+    """Decide which backends of a suite are measured on a kind of device.
+
+    Backends of a file join whatever else is measured; so does a baseline asked for.  Where the configurations of
+    a backend are asked for by a wildcard, the suite's references are measured beside them.
+
+    Args:
+        suite: whose backends, baseline and references hold where nothing else is said.
+        kind: cpu or cuda.
+        backends: selectors in place of the suite's.
+        skip: selectors of what to leave out.
+        baseline: in place of the suite's.
+        files: paths of --backends files.
+
+    Raises:
+        UsageError: a selector is malformed or unknown.
+        NothingToRun: nothing is left.
+    """
+    known = known_backends(files)
+    selectors = split_selectors(",".join(backends or suite.backends))
+    asked: dict[str, tuple[str, ...]] = {}
+    if baseline is not None:
+        asked[baseline] = (_one(suite, baseline, known, kind),)
+    if any(has_wildcard(parse_selector(part)[1] or "") for selector in selectors for part in selector.split("|")):
+        selectors = [*suite.references, *selectors]
+    for selector in [*selectors, *user_backends(files)]:
+        named = selector.partition("[")[0]
+        wild = named == "all" or has_wildcard(named)
+        meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
+        runs = [one for one in meant if not wild or kind in known[parse_selector(one)[0]].devices]
+        asked[selector] = tuple(one if _may_expand(one, known, kind) else parse_selector(one)[0] for one in runs)
+    dropped = tuple(select(skip, backends=known)) if skip else ()
+    if all(is_skipped(one, dropped) for meant in asked.values() for one in meant):
+        wrong = f"leaves nothing to run on {kind}"
+        raise NothingToRun(refusal(suite.who, "backends", ",".join(selectors), wrong, "see `attnbench list backends`"))
+    wanted = baseline or suite.baseline
+    return Chosen(asked, known, None if wanted is None else _one(suite, wanted, known, kind), dropped)
+
+
+def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:
+    """Whether configurations are to be spelled out: of a backend that cannot run here one record says why."""
+    name, short = parse_selector(selector)
+    return not has_wildcard(short or "") or (kind in known[name].devices and _installed(known[name]))
+
+
+def _no_configuration(
+    asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Any
+) -> UsageError:
+    """What to say of a wildcard that means no configuration of any case; `case` is one of them."""
+    names = [parse_selector(one)[0] for one in wild]
+    there = {config.short: name for name in names for config in known[name].configs(case)}
+    if not there:
+        return UsageError(refusal("backends", "name", asked, "asks for configurations",
+                                  f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} none"))
+    near = difflib.get_close_matches(parse_selector(wild[0])[1] or "", there, n=1, cutoff=0.0)[0]
+    return UsageError(refusal("backends", "name", asked, f"means none of the {len(there)} configurations there are",
+                              f"see `attnbench list configs {there[near]}`, which takes the shape too",
+                              f"did you mean {there[near]}[{near}]?"))
+
+
+def _check_config(backend: Backend, short: str, cases: Mapping[str, Any]) -> None:
+    """Refuse ``name[short]`` where no case has that configuration."""
+    refused: UsageError | None = None
+    for case in cases.values():
+        try:
+            backend.config_of(short, case)
+        except UsageError as why:
+            refused = refused or why
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
+def _one(suite: Suite, selector: str, known: Mapping[str, Backend], kind: str) -> str:
+    """The one backend a baseline means."""
+    meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
+    if len(meant) != 1 or has_wildcard(meant[0]):
+        wrong = "means several configurations" if len(meant) == 1 else f"means {len(meant)} backends"
+        raise UsageError(refusal(suite.who, "baseline", selector, wrong, "one backend"))
+    return meant[0]
+
+
+def first_usable(selector: str, known: Mapping[str, Backend], kind: str) -> str:
+    """Of alternatives ``a|b`` the first that runs on this kind of device and is installed, else the first.
+
+    Raises:
+        UsageError: an alternative is not a backend.
+    """
+    alternatives = selector.split("|")
+    if len(alternatives) == 1:
+        return selector
+    for one in alternatives:
+        name = parse_selector(one)[0]
+        if name not in known:
+            raise unknown("backends", "name", name, known)
+        if kind in known[name].devices and _installed(known[name]):
+            return one
+    return alternatives[0]
+
+
+def _installed(backend: Backend) -> bool:
+    try:
+        backend.probe()
+    except Unavailable:
+        return False
+    return True
