@@ -1,14 +1,12 @@
 """How the selected branch for Hopper is cut, what workspace it needs, and what it cannot run.
 
-Imports without triton.
+Imports without torch and Triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import torch
 
 from attnbench.kernels.hstu.bsa.hopper.select_config import SHARED_BYTES, first_fault
 
@@ -77,6 +75,8 @@ def attend_cut(problem: BsaProblem) -> AttendCut:
 
 def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
     """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
+    import torch
+
     p = problem
     return {"partial": ((cut.ring(p) * cut.group(p), p.slot_rows, p.linear_dim), p.dtype),
             "progress": (((2 + 2 * cut.steps(p)) * APART,), torch.int32)}

@@ -1,6 +1,6 @@
 """How `select` of block-sparse HSTU for Hopper is cut, and what it, or any kernel for Hopper here, cannot run.
 
-Imports without triton.
+Imports without torch and Triton.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.problem import BsaProblem
@@ -90,7 +88,7 @@ def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared:
     odd = [dim for dim in dims if dim * problem.item % 16]
     of_all = (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (problem.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (problem.item != 2, "multiplies 16-bit numbers; bf16 or fp16"),
         (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
         (bool(odd), f"reads 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
     )
