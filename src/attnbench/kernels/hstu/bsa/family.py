@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar
 
 from attnbench.kernels.hstu.bsa.hopper.attend_config import attend_cut, attend_fault
 from attnbench.kernels.hstu.bsa.hopper.select_config import select_cut, select_fault
-from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.hstu.bsa.problem import BsaProblem, NamedDtype
 from attnbench.kernels.shared.configs import LaunchConfig, Spelled
 from attnbench.kernels.shared.family import Family, Part, Values
 
-__all__ = ["FAMILY", "Shape"]
+__all__ = ["FAMILY", "Shape", "shape_of"]
 
 _WARPS = (1, 2, 4, 8)
 
@@ -28,6 +28,22 @@ class Shape:
 
     problem: BsaProblem
     capability: tuple[int, int] = (9, 0)
+
+
+def shape_of(
+    *, capability: tuple[int, int], batch: int, nheads: int, seqlen: int, delta_q: int | None, attn_dim: int,
+    linear_dim: int, dtype: str, block_size: int, block_counts: int, local_window: int | None, selection: str,
+    pairs: bool, gates: bool, num_targets: str, alpha: float, scaling_seqlen: int, **others: Any,
+) -> Shape:
+    """The shape of a call with so many sequences of full length, by the names of the workload's axes."""
+    queries = min(seqlen, delta_q or seqlen)
+    named: Any = NamedDtype({"fp16": "float16", "bf16": "bfloat16"}.get(dtype, "float32"))
+    return Shape(capability=capability, problem=BsaProblem(
+        batch=batch, heads=nheads, queries=batch * queries, keys=batch * seqlen, max_seqlen=seqlen,
+        max_seqlen_q=queries, attn_dim=attn_dim, linear_dim=linear_dim, dtype=named, block_size=block_size,
+        block_counts=block_counts, local_window=local_window or 0,
+        gates=(3 if local_window else 2) if gates else 0, alpha=alpha, scaling_seqlen=scaling_seqlen,
+        shared=selection == "shared", pairs=pairs, has_targets=num_targets != "0", has_cache=delta_q is not None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
