@@ -40,8 +40,8 @@ class FlashTriton(OurTriton, DenseBackend):
         from attnbench.kernels.flash.config.family import Shape
 
         return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=4 if case.dtype == "fp32" else 2,
-                     seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed, right=case.causal or (case.window or (-1, -1))[1] >= 0,
-                     capability=capability)
+                     seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed,
+                     right=case.causal or (case.window or (-1, -1))[1] >= 0, capability=capability)
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:

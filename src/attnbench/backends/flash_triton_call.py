@@ -41,6 +41,7 @@ class FlashSession(Buffers):
             self.workspace = kernels.workspace_of(q, self.problem, self.backward_config)
 
     def launch(self) -> Launch:
+        """What the session hands over."""
         trains = self.case.has_backward
         sums = "" if self.backward_config.deterministic else ", dQ added up by atomics in another order each time"
         notes = [f"forward {self.config.short}"] + [f"backward {self.backward_config.short}{sums}"] * trains
@@ -48,12 +49,14 @@ class FlashSession(Buffers):
                       reload=self.load, notes=tuple(notes[self.case.mode == "bwd":]))
 
     def run_forward(self) -> None:
+        """Launch the forward."""
         from attnbench.kernels.flash.forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.lse, self.problem, self.config)
 
     def run_backward(self) -> None:
+        """Launch the backward."""
         from attnbench.kernels.flash.backward import launch_backward
 
         own, (dq, dk, dv) = self.own, self.grads.values()
@@ -61,7 +64,9 @@ class FlashSession(Buffers):
                         self.backward_config, self.workspace)
 
     def results(self) -> Mapping[str, Tensor]:
+        """What the forward writes."""
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
+        """What the backward writes."""
         return self.grads

@@ -59,6 +59,7 @@ class BsaSession(Buffers):
                 dgates=torch.empty_like(own["gates"]) if "gates" in own else None)
 
     def launch(self) -> Launch:
+        """What the session hands over."""
         from attnbench.workloads.hstu.work import sparse_work
 
         return Launch(forward=self.forward, backward=self.backward if self.call_back else None, outputs=self.outputs,
@@ -66,11 +67,13 @@ class BsaSession(Buffers):
                       notes=(_said(self.call.config), "deterministic"))
 
     def run_forward(self) -> None:
+        """Launch the forward."""
         from attnbench.kernels.hstu.bsa.forward import forward
 
         forward(self.call)
 
     def run_backward(self) -> None:
+        """Launch the backward."""
         from attnbench.kernels.hstu.bsa.backward import backward
 
         assert self.call_back is not None  # only a case with a backward has the call
@@ -85,8 +88,10 @@ class BsaSession(Buffers):
         return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
 
     def results(self) -> Mapping[str, Tensor]:
+        """What the forward writes."""
         return {"out": self.call.out, "blocks": self.call.blocks}
 
     def gradients(self) -> Mapping[str, Tensor]:
+        """What the backward writes."""
         found = {name: getattr(self.call_back, name) for name in ("dq", "dk", "dv", "dgates")}
         return {name: x for name, x in found.items() if x is not None}

@@ -42,6 +42,7 @@ class HstuSession(Buffers):
             self.workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=self.out.device)
 
     def launch(self) -> Launch:
+        """What the session hands over."""
         trains = self.case.has_backward
         kernels = self.backward_config.columns, self.backward_config.rows
         backward = " and ".join(config.short for config in kernels if config is not None)
@@ -62,12 +63,14 @@ class HstuSession(Buffers):
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 
     def run_forward(self) -> None:
+        """Launch the forward."""
         from attnbench.kernels.hstu.dense.forward import launch_forward
 
         own = self.own
         launch_forward(own["q"], own["k"], own["v"], self.out, self.problem, self.forward_config)
 
     def run_backward(self) -> None:
+        """Launch the backward."""
         from attnbench.kernels.hstu.dense.backward import launch_backward
 
         own = self.own
@@ -76,7 +79,9 @@ class HstuSession(Buffers):
                         self.workspace)
 
     def results(self) -> Mapping[str, Tensor]:
+        """What the forward writes."""
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
+        """What the backward writes."""
         return self.grads

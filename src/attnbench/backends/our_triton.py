@@ -1,4 +1,4 @@
-"""What the adapters of our own kernels share: Triton is asked for, and configurations are named by the kernel's family."""
+"""What the adapters of our own kernels share: Triton is asked for, and configurations are those of the family."""
 
 from __future__ import annotations
 

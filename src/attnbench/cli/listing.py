@@ -128,7 +128,7 @@ def _configs(args: argparse.Namespace) -> Rows:
     words = axis_words(args, "attnbench list")
     rows: Rows = []
     without: dict[str, dict[str, Axis]] = {}
-    for name, backend in _chosen(args).items():
+    for backend in _chosen(args).values():
         workload = load_workload(backend.workload)
         axes = {axis.name: axis for axis in workload.axes}
         without |= {word: axes for word in words if word not in axes}

@@ -1,7 +1,8 @@
-"""Launch configurations as tables: a kernel family declares fields, and all families are spelled, read and listed alike.
+"""Launch configurations as tables: a kernel family declares fields, and all are spelled, read and listed alike.
 
 A configuration is a frozen dataclass derived from `LaunchConfig`.  Its fields are the table: name, type and default are
-those of the dataclass, accepted values and the short spelling stand in the annotation (a field without is not spelled):
+those of the dataclass, accepted values and the short spelling stand in the annotation (a field without one has no
+spelling):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class ForwardConfig(LaunchConfig):
@@ -13,7 +14,7 @@ those of the dataclass, accepted values and the short spelling stand in the anno
         registers: Annotated[int | None, Spelled("-r{}", range(24, 249, 8))] = None
 
 A short form is one text without comma, bracket or blank, fields in the order of the table and defaults left out:
-``m128w8-tma``.  A full form names every field: ``block_m=128 warps=8 loads=tma registers=auto``.  What is read is spelled
+``m128w8-tma``.  A full form names every field: ``block_m=128 warps=8 loads=tma registers=auto``.  A name is spelled
 in one way only, so that one configuration has one name in run files.  Imports neither torch nor Triton.
 """
 
@@ -58,7 +59,7 @@ class Column:
     """A field of a table, with its type resolved."""
 
     name: str
-    kind: type
+    kind: Any
     "int, float, bool, str, or a LaunchConfig within this one"
     default: Any
     "MISSING: it is always spelled"
@@ -80,7 +81,8 @@ class Column:
             value = "|".join(map(re.escape, self.spelled.accepted))
         elif issubclass(self.kind, LaunchConfig):
             # Groups within the value have no names, so that only the whole counts here.
-            value = "".join(re.sub(r"\(\?P<\w+>", "(?:", column.pattern) for column in self.kind.table().values())
+            inner = "".join(column.pattern for column in self.kind.table().values())
+            value = re.sub(r"\(\?P<\w+>", "(?:", inner)
         else:
             value = _NUMBER[self.kind]
         whole = f"{re.escape(before)}(?P<{self.name}>{value}){re.escape(after)}"
@@ -128,7 +130,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
-    """Base of launch configurations: tiles, warps, stages and code path, spelled and read by the table of its fields."""
+    """Base of launch configurations: tiles, warps, stages and code path, spelled and read by a table of fields."""
 
     EXAMPLE: ClassVar[str]
     "a short form that messages show"
@@ -146,7 +148,7 @@ class LaunchConfig:
     @classmethod
     def table(cls) -> dict[str, Column]:
         """The fields by name, in the order of the short form."""
-        return _table(cls)
+        return _grammar(cls).columns
 
     @property
     def short(self) -> str:
@@ -168,7 +170,8 @@ class LaunchConfig:
     @classmethod
     def spell(cls, said: Mapping[str, Any]) -> str:
         """Short form of some fields, whatever their defaults are."""
-        return "".join(column.spell(said[name]) for name, column in cls.table().items() if name in said).removeprefix("-")
+        parts = (column.spell(said[name]) for name, column in cls.table().items() if name in said)
+        return "".join(parts).removeprefix("-")
 
     @classmethod
     def parse(cls, text: str, *, spelled: bool = True) -> Self:
@@ -210,12 +213,13 @@ class LaunchConfig:
         Raises:
             ValueError: a word is unknown or comes twice, or the first word is missing.
         """
-        table, patterns = cls.table(), _words(cls)
+        grammar = _grammar(cls)
+        table, patterns = grammar.columns, grammar.words
         found: dict[str, Any] = {}
         for place, word in enumerate(text.split("-")):
-            candidates = patterns if place or not _has_head(cls) else patterns[:1]
+            candidates = patterns if place or not grammar.head else patterns[:1]
             match = next((match for pattern in candidates if (match := re.fullmatch(pattern, word, re.ASCII))), None)
-            if match is None and not place and _has_head(cls):
+            if match is None and not place and grammar.head:
                 raise ValueError(f"is not a short form; such as {cls.EXAMPLE}")
             if match is None:
                 offered = [example for column in table.values() if column.spelled.form.startswith("-") or place == 0
@@ -248,7 +252,8 @@ class LaunchConfig:
 
     def distance(self, other: Self) -> float:
         """How different two configurations are: a factor of two in a number counts 1, another word 2."""
-        return sum(_distance(column, getattr(self, name), getattr(other, name)) for name, column in self.table().items())
+        return sum(_distance(column, getattr(self, name), getattr(other, name))
+                   for name, column in self.table().items())
 
 
 _Config = TypeVar("_Config", bound=LaunchConfig)
@@ -257,8 +262,8 @@ _Config = TypeVar("_Config", bound=LaunchConfig)
 class Defaults:
     """Tuned defaults of a kernel family: a TOML table whose first row that fits is taken.
 
-    A row says for what it holds (`RULES`; a key left out holds for any value) and a ``config`` in its short form.  Other
-    keys, such as the card and the date of a measurement, are for the reader.
+    A row says for what it holds (`RULES`; a key left out holds for any value) and a ``config`` in its short form.
+    Other keys, such as the card and the date of a measurement, are for the reader.
     """
 
     RULES: Mapping[str, Callable[[Any, Any], bool]] = types.MappingProxyType({
@@ -303,11 +308,34 @@ def nearest(text: str, there: Collection[str]) -> str:
     return next(iter(get_close_matches(text, there, n=1, cutoff=0.0)), "")
 
 
-@cache
-def _table(cls: type[LaunchConfig]) -> dict[str, Column]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {one.name: _column(one.name, hints[one.name], one.default) for one in fields(cls)
-            if get_origin(hints[one.name]) is Annotated}
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """What a configuration's type says of its short forms, worked out once."""
+
+    columns: dict[str, Column]
+    words: list[str]
+    "a regular expression for each word that a short form may have"
+    head: bool
+    "whether it begins with a word that is always there"
+
+
+_GRAMMARS: dict[type[LaunchConfig], _Grammar] = {}
+
+
+def _grammar(cls: type[LaunchConfig]) -> _Grammar:
+    if cls not in _GRAMMARS:
+        hints = get_type_hints(cls, include_extras=True)
+        columns = {one.name: _column(one.name, hints[one.name], one.default) for one in fields(cls)
+                   if get_origin(hints[one.name]) is Annotated}
+        words: list[str] = []
+        for column in columns.values():
+            if column.spelled.form.startswith("-") or not words:
+                words.append(column.pattern)
+            else:
+                words[-1] += column.pattern + "?" * (not column.always)
+        head = not next(iter(columns.values())).spelled.form.startswith("-")
+        _GRAMMARS[cls] = _Grammar(columns, words, head)
+    return _GRAMMARS[cls]
 
 
 def _column(name: str, hint: Any, default: Any) -> Column:
@@ -316,24 +344,6 @@ def _column(name: str, hint: Any, default: Any) -> Column:
     if optional:
         kind = next(one for one in get_args(kind) if one is not types.NoneType)
     return Column(name=name, kind=kind, default=default, spelled=spelled, optional=optional)
-
-
-@cache
-def _has_head(cls: type[LaunchConfig]) -> bool:
-    """Whether a short form begins with a word of numbers that is always there."""
-    return not next(iter(_table(cls).values())).spelled.form.startswith("-")
-
-
-@cache
-def _words(cls: type[LaunchConfig]) -> list[str]:
-    """A regular expression for each word that a short form may have."""
-    words: list[str] = []
-    for column in _table(cls).values():
-        if column.spelled.form.startswith("-") or not words:
-            words.append(column.pattern)
-        else:
-            words[-1] += column.pattern + "?" * (not column.always)
-    return words
 
 
 def _full(value: Any) -> str:

@@ -22,7 +22,7 @@ _SIDES = {"fwd": ("both", "forward"), "bwd": ("both", "backward"), "fwd-bwd": ("
 """Whose parts are listed and tuned, by mode: in a mode with a backward the forward is as it is by default."""
 
 
-class Misnamed(ValueError):  # noqa: N818 (it is a name that is wrong)
+class Misnamed(ValueError):
     """A name that cannot be read, or of a configuration the shape does not have: the words of a refusal."""
 
     def __init__(self, text: str, wrong: str, accepted: str, near: str = "") -> None:

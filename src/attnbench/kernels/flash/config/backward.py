@@ -145,7 +145,8 @@ def _not_hopper(
         return f"ws: {tiles.short} at {dim} dims; {rows}x128w8s2 or s3"
     # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
     columns = 64 if dim <= 64 else 128
-    taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows + 9 * rows * tiles.stages + 1024
+    taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows
+    taken += 9 * rows * tiles.stages + 1024
     return f"shared memory: columns take {taken} bytes; at most {227 * 1024}" if taken > 227 * 1024 else None
 
 
@@ -193,11 +194,12 @@ def backward_space(
     shipped = backward_config(*given, deterministic=deterministic, hopper=not (dim % 8 or dim_v % 8))
     every = [Tiles(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = WORDS["loads"] if capability[0] not in range(1, 9) else ("pointer",)
+    orders = WORDS["order"][:3]
     hopper = [BackwardConfig(columns=Tiles(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
               for rows, stages, mib in product((64, 128), (2, 3), (SECTION_MIB, 8, 1000))]
     found = [] if deterministic else hopper
     found += [replace(default, columns=tiles, order=order, loads=load, mask=mask, add=add)
-              for tiles, order, load, mask, add in product(every, WORDS["order"][:3], loads, WORDS["mask"], WORDS["add"])]
+              for tiles, order, load, mask, add in product(every, orders, loads, WORDS["mask"], WORDS["add"])]
     found += [replace(default, masked_stages=2), *(replace(default, section_mib=mib) for mib in (8, 1000))]
     if deterministic:
         found += [replace(default, rows=tiles) for tiles in every]

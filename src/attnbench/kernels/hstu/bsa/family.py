@@ -1,7 +1,8 @@
 """The configurations of block-sparse HSTU attention by name: what is changed of the default of one of its kernels.
 
-``s192x64w12s4-ws`` and ``s64x16w4`` are of the kernel that selects (for Hopper, portable), ``a64x4w4r128``, ``ring12-ws``
-and ``passes`` of the one that attends; ``ws`` and ``portable`` choose both.  Imports neither torch nor Triton.
+``s192x64w12s4-ws`` and ``s64x16w4`` are of the kernel that selects (for Hopper, portable), ``a64x4w4r128``,
+``ring12-ws`` and ``passes`` of the one that attends; ``ws`` and ``portable`` choose both.
+Imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ _CHOICES: Mapping[str, Values] = {"portable": {"select": None, "attend": None}, 
 _MIXED: Mapping[tuple[bool, bool], str] = {
     (True, True): "ws", (False, False): "portable", (True, False): "select-ws", (False, True): "attend-ws"}
 "Name of a default, by which of the kernels that select and attend is for Hopper."
-_MIXES: Mapping[str, Values] = {"select-ws": {"select": {}, "attend": None}, "attend-ws": {"select": None, "attend": {}}}
+_MIXES: Mapping[str, Values] = {
+    "select-ws": {"select": {}, "attend": None}, "attend-ws": {"select": None, "attend": {}}}
 
 # Rows, blocks or tiles of a program, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
 _SELECTS = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
@@ -179,7 +181,7 @@ class _Kernels(Part[Shape]):
     def read(self, text: str, shape: Shape) -> Values:
         there = self.space(shape)
         if text not in there and text != self.default(shape):
-            raise ValueError(f"is not known; one of the {len(there)} of this shape")
+            raise ValueError(f"is not known; one of the {len(there)} listed for this shape")
         return there[text] if text in there else _MIXES[text]
 
     def default(self, shape: Shape) -> str:

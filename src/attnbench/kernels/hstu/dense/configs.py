@@ -84,7 +84,7 @@ class ColumnConfig(_Tiles):
     """Launch configuration of the backward kernel that takes a tile of keys through its rows."""
 
     atomic: bool = False
-    "no field of its name: dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
+    "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time; not in the name"
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
     "ws: the kernel of hopper.backward (sm_90), where a warp of its own loads for two warpgroups of 64 keys"
     split: Annotated[bool, Spelled("-{}", words={True: "split"})] = False

@@ -1,4 +1,4 @@
-"""The configurations of dense HSTU attention by name: ``f…`` of the forward, ``a…`` or ``deterministic…`` of the backward.
+"""The configurations of dense HSTU by name: ``f…`` of the forward, ``a…`` or ``deterministic…`` of the backward.
 
 A name says what is changed of the tuned default, in the spelling of `configs`: ``f128x64w8s3-ahead`` tiles and order of
 the forward, ``a…`` of the backward that adds up dQ by atomics, ``deterministic-c…`` and ``deterministic-r…`` of the two
@@ -22,6 +22,7 @@ from attnbench.kernels.hstu.dense.configs import (
     hopper_fault,
     hopper_forward_config,
 )
+from attnbench.kernels.shared.configs import nearest
 from attnbench.kernels.shared.family import Family, Part, Values
 
 _Kind = type[ForwardConfig] | type[ColumnConfig] | type[RowConfig]
@@ -86,21 +87,15 @@ class _Part(Part[Shape]):
             return there[text]
         values = _read(text)
         if text != self.default(shape):
-            raise ValueError(f"is not known; one of the {len(there)} of this shape")
+            raise ValueError(f"is not known; one of the {len(there)} listed for this shape")
         return values
 
     def check(self, text: str, shape: Shape) -> None:
-        values = self.read(text, shape)
-        facts = {"capability": shape.capability, "item_bytes": shape.item_bytes, "attn_dim": shape.attn_dim,
-                 "linear_dim": shape.linear_dim}
-        forward, columns = values.get("forward", {}), values.get("atomic", {})
-        fault = None
-        if forward.get("order") == "ws":
-            fault = hopper_fault(ForwardConfig(**forward), **facts)
-        if columns.get("order") == "ws":
-            fault = hopper_columns_fault(ColumnConfig(**columns, atomic=True), **facts)
-        if fault:
+        if fault := _fault(self.read(text, shape), shape):
             raise ValueError(f"has the order ws, which {fault}" + "; another order" * ("; " not in fault))
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest(text, [short for short, values in self.space(shape).items() if _fault(values, shape) is None])
 
 
 class _Forward(_Part):
@@ -146,6 +141,16 @@ class _Backward(_Part):
 
 
 FAMILY = Family((_Forward(), _Backward()))
+
+
+def _fault(values: Values, shape: Shape) -> str | None:
+    """Why a kernel for Hopper that a name asks for cannot run on the shape's card; None where it can."""
+    facts: dict[str, Any] = {"capability": shape.capability, "item_bytes": shape.item_bytes,
+                             "attn_dim": shape.attn_dim, "linear_dim": shape.linear_dim}
+    forward, columns = values.get("forward", {}), values.get("atomic", {})
+    if forward.get("order") == "ws":
+        return hopper_fault(ForwardConfig(**forward), **facts)
+    return hopper_columns_fault(ColumnConfig(**columns, atomic=True), **facts) if columns.get("order") == "ws" else None
 
 
 def _changes(lead: str, tiles: Iterable[_Tiles], **more: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled, nearest
 
 TABLE = Defaults(Path(__file__).with_name("configs.toml"))
 _SIZES = (16, 32, 64, 128, 256)
@@ -70,3 +70,8 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
     """
     return TABLE.first("forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim,
                        page_size=page_size)
+
+
+def nearest_config(text: str) -> str:
+    """The default whose short form is most like a text."""
+    return nearest(text, [row["config"] for row in TABLE.rows("forward")])

@@ -1,4 +1,4 @@
-"""How the selected branch for Hopper is cut, what workspace it needs, and what it cannot run.
+"""Launch configuration of the selected branch for Hopper, what workspace it needs, and what it cannot run.
 
 Imports without torch and Triton.
 """
@@ -26,7 +26,7 @@ APART = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendCut:
-    """How the kernel is cut."""
+    """Launch configuration."""
 
     stages: int = 4
     "tiles in flight"
@@ -65,7 +65,7 @@ class AttendCut:
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:
-    """The cut for a problem, chosen by reading compiled code and a few trials on an H200."""
+    """The configuration for a problem, chosen by reading compiled code and a few trials on an H200."""
     p = problem
     fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
@@ -87,7 +87,7 @@ def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, 
 
     Args:
         problem: the call.
-        cut: of the kernel.
+        cut: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem

@@ -1,4 +1,4 @@
-"""How `select` of block-sparse HSTU for Hopper is cut, and what it, or any kernel for Hopper here, cannot run.
+"""Launch configuration of `select` of block-sparse HSTU for Hopper, and what it and the others cannot run.
 
 Imports without torch and Triton.
 """
@@ -23,7 +23,7 @@ wait for one another."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectCut:
-    """How the kernel is cut."""
+    """Launch configuration."""
 
     groups: int = 3
     "warpgroups of a program: 2 or 3"
@@ -57,7 +57,7 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
 
     Args:
         problem: the call.
-        cut: of the kernel.
+        cut: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem
@@ -97,5 +97,5 @@ def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared:
 
 
 def select_cut(problem: BsaProblem) -> SelectCut:
-    """The cut for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
+    """The configuration for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
     return SelectCut(stages=8 if max(problem.attn_dim, problem.linear_dim) > 64 else 16)
