@@ -108,8 +108,9 @@ def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, s
 def test_the_order_that_does_not_fit_is_the_one_that_is_named():
     backend, case = all_backends()["hstu-triton"], case_of(mode="fwd-bwd", attn_dim=128, linear_dim=128, dtype="bf16")
     backend = type(backend)(backend.config_of("f128x128w8s2-ahead+a64x128w8s2-ws", case))
-    with pytest.raises(Unsupported, match=(r"^hstu-triton: config=a64x128w8s2-ws has the order ws, which is for sm_90 alone, "
-                                           r"not sm_100; another order; the nearest valid one is a64x128w8s2$")):
+    with pytest.raises(Unsupported, match=(
+            r"^hstu-triton: config=a64x128w8s2-ws has the order ws, which is for sm_90 alone, not sm_100; "
+            r"another order; the nearest valid one is a64x128w8s2$")):
         backend.check(case, Machine("cuda", (10, 0)))
     backend.check(case, Machine("cuda", (9, 0)))
 

@@ -17,8 +17,6 @@ TABLE = Defaults(Path(__file__).with_name("configs.toml"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tiles(LaunchConfig):
-    EXAMPLE: ClassVar[str] = "128x64w8s3-ahead"
-
     block_m: Annotated[int, Spelled("{}")]
     "rows of a tile"
     block_n: Annotated[int, Spelled("x{}")]
@@ -54,6 +52,8 @@ class _Tiles(LaunchConfig):
 class ForwardConfig(_Tiles):
     """Launch configuration of the forward kernel."""
 
+    EXAMPLE: ClassVar[str] = "128x64w8s3-ahead"
+
     order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws"), far=3)] = "plain"
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
     ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90), in programs that draw their jobs"""
@@ -83,6 +83,8 @@ class ForwardConfig(_Tiles):
 class ColumnConfig(_Tiles):
     """Launch configuration of the backward kernel that takes a tile of keys through its rows."""
 
+    EXAMPLE: ClassVar[str] = "64x128w8s2-ws"
+
     atomic: bool = False
     "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time; not in the name"
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
@@ -99,6 +101,8 @@ class ColumnConfig(_Tiles):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConfig(_Tiles):
     """Launch configuration of the backward kernel that takes a tile of rows through its keys, for dQ alone."""
+
+    EXAMPLE: ClassVar[str] = "128x64w8s2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
