@@ -85,13 +85,19 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
 
 
 @pytest.mark.parametrize(("mode", "short", "said"), [
-    ("fwd", "f128x128w8s2-wss", "f128x128w8s2-wss is not known; one of the 26 of `attnbench list configs hstu-triton "
-     "--attn-dim 128 --linear-dim 128`; the nearest valid one is f128x128w8s2-ws"),
-    ("fwd", "f128x64w8s3-ahead1", "f128x64w8s3-ahead1 is not known; one of the 26 of `attnbench list configs "
-     "hstu-triton --attn-dim 128 --linear-dim 128`; the nearest valid one is f128x64w8s3-ahead"),
+    ("fwd", "f128x128w8s2-wss", "f128x128w8s2-wss has the word wss; one of masked_stagesN, loadstma, registersN, exp, "
+     "tf32x3, tf32, section_mibN, ahead, ws; the nearest valid one is f128x128w8s2-ws"),
+    ("fwd", "f128x65w8s3-plain", "f128x65w8s3-plain is not known; one of the 26 listed for this shape; the nearest "
+     "valid one is f128x64w8s3-plain"),
+    ("fwd", "f128x64w8s3-section_mib8", "f128x64w8s3-section_mib8 is not how it is spelled; "
+     "f128x64w8s3-section_mib8.0; the nearest valid one is f128x64w8s3-section_mib8.0"),
+    ("fwd", "x64", "x64 is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
+     "is f64x64w4s2-plain"),
+    ("bwd", "determinstic", "determinstic is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
+     "nearest valid one is deterministic"),
     ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),
-    ("bwd", "f128x128w8s2-ws+a64x128w8s2-pp", "a64x128w8s2-pp is not known; one of the 26 of `attnbench list configs "
-     "hstu-triton --attn-dim 128 --linear-dim 128 --mode bwd`; the nearest valid one is a64x128w8s2"),
+    ("bwd", "f128x128w8s2-ws+a64x128w8s2-pp", "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, "
+     "registersN, exp, tf32x3, tf32, section_mibN, ws, split; the nearest valid one is a64x128w8s2"),
     ("bwd", "a64x128w8s2-ws+a64x128w8s2", "a64x128w8s2-ws+a64x128w8s2 joins more than one of each; f…, a… or f…+a…"),
 ])
 def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, short, said):
@@ -102,13 +108,15 @@ def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, s
 def test_the_order_that_does_not_fit_is_the_one_that_is_named():
     backend, case = all_backends()["hstu-triton"], case_of(mode="fwd-bwd", attn_dim=128, linear_dim=128, dtype="bf16")
     backend = type(backend)(backend.config_of("f128x128w8s2-ahead+a64x128w8s2-ws", case))
-    with pytest.raises(Unsupported, match=r"^hstu-triton: order=ws is for sm_90 alone, not sm_100; another order$"):
+    with pytest.raises(Unsupported, match=(
+            r"^hstu-triton: config=a64x128w8s2-ws has the order ws, which is for sm_90 alone, not sm_100; "
+            r"another order; the nearest valid one is a64x128w8s2$")):
         backend.check(case, Machine("cuda", (10, 0)))
     backend.check(case, Machine("cuda", (9, 0)))
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_every_cut_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
+def test_every_configuration_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
     """Whatever the defaults are that its other fields come from: over 128 dims the portable one makes dV apart."""
     from attnbench.kernels.hstu.dense.api import configs_of
     from attnbench.kernels.hstu.dense.configs import hopper_columns_fault, hopper_fault
@@ -126,7 +134,7 @@ def test_every_cut_for_hopper_that_is_offered_can_be_launched(dim, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
-def test_every_configuration_of_ours_is_a_cut_of_its_own(mode, monkeypatch):
+def test_every_configuration_of_ours_is_another_launch(mode, monkeypatch):
     from attnbench.kernels.hstu.dense.api import configs_of
 
     monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
@@ -155,7 +163,7 @@ def test_ours_takes_every_case_up_to_its_dims(monkeypatch):
     backend.check(case_of(causal=False, dtype="fp32", attn_dim=24, linear_dim=256, num_targets=3), HOPPER)
     with pytest.raises(Unsupported, match="linear_dim=257 is not supported; at most 256"):
         backend.check(case_of(linear_dim=257), HOPPER)
-    monkeypatch.setattr("attnbench.backends.hstu.module_exists", lambda name: False)
+    monkeypatch.setattr("attnbench.backends.our_triton.module_exists", lambda name: False)
     with pytest.raises(Unavailable, match="hstu-triton: module=triton is not installed"):
         backend.probe()
 
@@ -381,10 +389,9 @@ def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
         name_checkouts([str(checkout / "generative_recommenders")], "attnbench run")
 
 
-def test_a_note_names_a_cut_in_the_words_of_configurations():
-    from attnbench.backends.hstu_triton import _said
+def test_a_note_names_a_launch_by_its_short_form():
     from attnbench.kernels.hstu.dense.configs import ColumnConfig, ForwardConfig
 
-    assert _said(ForwardConfig(block_m=192, block_n=64, warps=12, stages=3, order="ws", section_mib=16.0)) == (
-        "192x64w12s3-ws-section_mib16.0")
-    assert _said(ColumnConfig(block_m=64, block_n=32, warps=4, stages=2, atomic=True), ("atomic",)) == "64x32w4s2"
+    tiles = {"block_m": 192, "block_n": 64, "warps": 12, "stages": 3}
+    assert ForwardConfig(**tiles, order="ws", section_mib=16.0).short == "192x64w12s3-section_mib16.0-ws"
+    assert ColumnConfig(block_m=64, block_n=32, warps=4, stages=2, atomic=True).short == "64x32w4s2"

@@ -349,6 +349,22 @@ def test_configurations_are_listed_for_the_shape_given(attnbench, no_torch):
     assert "a64x64w8s2-ws]" in shorts("hstu-triton --attn-dim 256 --linear-dim 256 --mode fwd-bwd")
 
 
+@pytest.mark.parametrize(("words", "default"), [
+    ("flash-triton --headdim 128 --seqlen 8192", "flash-triton[m128n128w8s2-tma-ws-deep-lazy-ticket-l16]"),
+    ("flash-triton --headdim 128 --mode bwd", "flash-triton[b64x128w8s2-atomic-tma-ws]"),
+    ("hstu-triton --attn-dim 128 --seqlen 512", "hstu-triton[f128x64w8s4-section_mib12.0-ws]"),
+    ("hstu-triton --attn-dim 256 --mode bwd", "hstu-triton[a64x64w8s2-ws]"),
+    ("hstu-bsa-triton --attn-dim 64", "hstu-bsa-triton[ws]"),
+    ("hstu-bsa-triton --attn-dim 64 --num-targets 4", "hstu-bsa-triton[attend-ws]"),
+    ("hstu-bsa-triton --attn-dim 256", "hstu-bsa-triton[portable]")])
+def test_the_default_is_marked_in_the_list_also_where_it_is_not_tuned(attnbench, no_torch, words, default):
+    rows = json.loads(attnbench(f"list configs {words} --json -").out)
+    assert [row["name"] for row in rows if row["default"]] == [default]
+    assert len({row["name"] for row in rows}) == len(rows)
+    marked = [line for line in attnbench(f"list configs {words}").out.splitlines() if "default" in line.split()]
+    assert [line.split()[0] for line in marked] == ["name", default]
+
+
 def test_configurations_with_fields_of_their_own_name_them(attnbench, no_torch):
     """As each kernel has its own, and a backend of two kernels has one within the other."""
     sparse = {line.split()[0]: line.split()[1:] for line in attnbench("list configs hstu-bsa-triton").out.splitlines()}

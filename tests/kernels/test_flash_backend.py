@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from attnbench.backends.base import Budget, Machine
-from attnbench.backends.flash_triton import split
 from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.cli import main
 from attnbench.errors import Unavailable, Unsupported, UsageError, WorkerError
+from attnbench.kernels.flash.config.family import FAMILY
 from attnbench.kernels.flash.config.forward import parse
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
@@ -106,15 +106,17 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"forward": "m128n128w8s2-tma-wss"}, r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws"),
+    ({"forward": "m128n128w8s2-tma-wss"},
+     r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws, .*is m128n128w8s2-tma-ws$"),
     ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
-    ({"backward": "b64x128w8s2"}, r"backward=b64x128w8s2 is not known; bMxNwWsS-atomic or "),
+    ({"backward": "b64x128w8s2"},
+     r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic$"),
     ({"backward": "b64x64w4s2-atomic", "deterministic": True},
-     r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; a cut with r…, or None"),
+     r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None"),
     ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),
     ({"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"}, r"q\.device=cpu has no compiled"),
 ])
-def test_the_public_function_takes_cuts_by_their_word_and_refuses_in_one_line(given, said):
+def test_the_public_function_takes_configurations_by_name_and_refuses_in_one_line(given, said):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=f"^flash_attention: {said}") as caught:
@@ -122,7 +124,7 @@ def test_the_public_function_takes_cuts_by_their_word_and_refuses_in_one_line(gi
     assert "\n" not in str(caught.value)
 
 
-def test_a_cut_by_its_word_is_the_same_as_by_its_fields():
+def test_a_configuration_by_name_is_the_same_as_by_its_fields():
     pytest.importorskip("triton")
     with interpreted("attnbench.kernels.flash.api") as (kernels,):
         x = torch.randn(1, 40, 1, 16, requires_grad=True)
@@ -135,7 +137,7 @@ def test_a_cut_by_its_word_is_the_same_as_by_its_fields():
         assert torch.equal(*grads)
 
 
-def test_cuts_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
+def test_configurations_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
@@ -223,9 +225,10 @@ def test_every_configuration_is_read_back_and_runs_on_the_card_it_is_for(mode):
 
 
 def test_a_configuration_is_of_the_forward_or_the_backward_or_both():
-    assert split("m64n64w4s2") == ("m64n64w4s2", None)
-    assert split("b64x64w4s2-atomic") == (None, "b64x64w4s2-atomic")
-    assert split("m64n64w4s2+b64x64w4s2-atomic") == ("m64n64w4s2", "b64x64w4s2-atomic")
+    forward, backward = "m64n64w4s2", "b64x64w4s2-atomic"
+    assert FAMILY.split(forward) == {"forward": forward}
+    assert FAMILY.split(backward) == {"backward": backward}
+    assert FAMILY.split(f"{forward}+{backward}") == {"forward": forward, "backward": backward}
     case = case_of(mode="fwd-bwd", headdim=64)
     resolve("flash-triton[m64n64w4s2+b64x64w4s2-atomic]", case).check(case, HOPPER)
     with pytest.raises(UsageError, match="is of the backward, which mode=fwd has not"):
@@ -237,9 +240,9 @@ def test_a_full_form_names_the_same_as_the_short_one():
     backend = all_backends()["flash-triton"]
     for short in ("m128n128w8s2-tma-pp-persistent", "m64n64w4s2-fused-mix"):
         full = parse(short).full
-        assert split(full) == (full, None)
+        assert FAMILY.split(full) == {"forward": full}
         assert backend.config_of(full, case).values == backend.config_of(short, case).values
-        assert split(f"{full}+b64x128w8s2-atomic-tma-ws") == (full, "b64x128w8s2-atomic-tma-ws")
+        assert FAMILY.split(f"{full}+b64x128w8s2-atomic-tma-ws")["forward"] == full
         resolve(f"flash-triton[{full}+b64x128w8s2-atomic-tma-ws]", case).check(case, HOPPER)
 
 
@@ -259,7 +262,7 @@ def test_more_than_a_forward_and_a_backward_is_refused(short):
 ])
 def test_of_a_backward_too_the_nearest_valid_one_is_near(values, short, near):
     case = case_of(mode="bwd", seqlen=4096, dtype="bf16", **values)
-    with pytest.raises(UsageError, match=rf"config={short} is not .*; the nearest valid one is {near}$"):
+    with pytest.raises(UsageError, match=rf"config={short} (is not|has the word) .*; the nearest valid one is {near}$"):
         resolve(f"flash-triton[{short}]", case)
     resolve(f"flash-triton[{near}]", case).check(case, HOPPER)
 
@@ -314,6 +317,6 @@ def test_it_refuses_what_it_does_not_take():
 
 
 def test_it_asks_for_triton(monkeypatch):
-    monkeypatch.setattr("attnbench.backends.flash_triton.module_exists", lambda name: False)
+    monkeypatch.setattr("attnbench.backends.our_triton.module_exists", lambda name: False)
     with pytest.raises(Unavailable, match="flash-triton: module=triton is not installed"):
         all_backends()["flash-triton"].probe()

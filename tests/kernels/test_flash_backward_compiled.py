@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels.flash import backward as flash_backward
-from attnbench.kernels.flash.config.backward import parse_backward, tuned_backward
+from attnbench.kernels.flash.config.backward import TABLE, parse_backward
 from attnbench.kernels.flash.problem import problem_of
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
@@ -45,7 +45,7 @@ def jobs_to_hold(*, oldest):
     atomics without its atomics: of 128 dims alone.
     """
     jobs = []
-    for row in tuned_backward():
+    for row in TABLE.rows("backward"):
         card, dim, short = row.get("cards", [8])[0], row["dim"], row["config"]
         deterministic = parse_backward(short).deterministic
         if card == 0 or row["item_bytes"] > 2 or (card, dim) == (8, 256) or (oldest and card != 9):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash.config.defaults import forward_config, tuned
-from attnbench.kernels.flash.config.forward import HOPPER, NUMBERS, WARPGROUPS, WORDS, ForwardConfig, parse
+from attnbench.kernels.flash.config.defaults import TABLE, forward_config
+from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.flash.config.space import (
     RULES,
     Shape,
@@ -25,7 +25,8 @@ from attnbench.kernels.flash.config.space import (
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 VALUES = st.fixed_dictionaries(
-    {name: st.sampled_from(accepted) for name, accepted in (NUMBERS | WORDS).items()}
+    {name: st.sampled_from(tuple(column.spelled.accepted)) for name, column in ForwardConfig.table().items()
+     if name not in ("registers", "section_mib")}
     | {"registers": st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), "section_mib": st.integers(1, 999)})
 CONFIGS = VALUES.map(lambda values: ForwardConfig(
     **values | ({"order": "ws"} if values["grid"] in ("few", "ticket") and values["order"] not in HOPPER else {})))
@@ -59,7 +60,7 @@ def _reads(text):
 @pytest.mark.parametrize(("text", "said"), [
     ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
     ("m128n128w8s2-wibble", "has the word wibble; "
-     "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, r128, l8"),
+     "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN"),
     ("m128n128w8s2-tma-tma", "says loads twice; each once"),
     ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
     ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
@@ -171,7 +172,7 @@ def test_sequences_shorter_than_any_tile_have_the_smallest_of_every_order(order,
 
 
 def test_defaults_are_valid_on_their_cards():
-    for row in tuned():
+    for row in TABLE.rows("forward"):
         for major, packed in product(row.get("cards", [8]), (False, True)):
             shape = Shape(dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"], packed=packed,
                           capability=(major, 0))

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels.flash import backward as flash_backward
-from attnbench.kernels.flash.config.backward import parse_backward, tuned_backward, why_not
+from attnbench.kernels.flash.config.backward import TABLE, parse_backward, why_not
 from attnbench.kernels.flash.hopper import backward as flash_hopper_backward
 from attnbench.kernels.flash.problem import problem_of
 
@@ -44,7 +44,7 @@ def jobs():
 
 
 def test_every_default_of_the_kernel_is_compiled():
-    shipped = {row["config"] for row in tuned_backward() if parse_backward(row["config"]).order == "ws"}
+    shipped = {row["config"] for row in TABLE.rows("backward") if parse_backward(row["config"]).order == "ws"}
     assert shipped == {short for short, *_ in JOBS.values()}
 
 

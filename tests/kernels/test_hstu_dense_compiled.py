@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from attnbench.kernels.hstu.dense import api as dense
 from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
-from attnbench.kernels.hstu.dense.configs import config_of, tuned
+from attnbench.kernels.hstu.dense.configs import TABLE, ColumnConfig, ForwardConfig, RowConfig
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
@@ -34,12 +34,17 @@ def problem(*, every_mask):
         max_attn_len=100 if every_mask else None)
 
 
+KINDS = {"forward": ForwardConfig, "rows": RowConfig, "columns": ColumnConfig, "atomic": ColumnConfig}
+
+
 def jobs_of(kernel, row, capability, *, every_mask=False):
     """What a row of the table launches at its largest dim."""
     dtype = torch.bfloat16 if row["item_bytes"] == 2 else torch.float32
     q, k, v, dout, dq, dk, dv = (torch.empty(BATCH * SEQLEN, HEADS, row["dim"], dtype=dtype, device="meta")
                                  for _ in range(7))
-    given, config = problem(every_mask=every_mask), config_of(kernel, row)
+    given, config = problem(every_mask=every_mask), KINDS[kernel].parse(row["config"])
+    if kernel == "atomic":
+        config = replace(config, atomic=True)
     with recorded(hstu_dense_forward, "hstu_dense_forward", capability=capability) as forward, \
             recorded(hstu_dense_backward, *KERNELS, capability=capability) as backward:
         if kernel == "forward":
@@ -61,7 +66,7 @@ def jobs_of(kernel, row, capability, *, every_mask=False):
 def jobs_to_hold(kernel, *, oldest):
     """Every default of a kernel; the oldest Triton is spared fp32 and the masks, which take as long again."""
     jobs = []
-    for row in tuned(kernel):
+    for row in TABLE.rows(kernel):
         # fp32 over 128 dims spills: three TF32 products for one are more than the registers hold.
         cards = [] if row["item_bytes"] == 4 and (row["dim"] > 128 or oldest) else row.get("cards", [8])
         for card in cards if cards != [0] else []:

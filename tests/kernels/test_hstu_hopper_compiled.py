@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
-from attnbench.kernels.hstu.dense.configs import ForwardConfig, config_of, tuned
+from attnbench.kernels.hstu.dense.configs import TABLE, ForwardConfig
 from attnbench.kernels.hstu.dense.problem import Problem
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
@@ -18,12 +18,12 @@ from .aot import NO_OLDEST, compile_with, recorded, tritons
 BATCH, HEADS, SEQLEN = 4, 4, 1024
 TWO = ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")
 THREE = ForwardConfig(block_m=192, block_n=64, warps=12, stages=3, order="ws")
-SHIPPED = [(row["dim"], config_of("hopper_forward", row), False) for row in tuned("hopper_forward")]
+SHIPPED = [(row["dim"], ForwardConfig.parse(row["config"]), False) for row in TABLE.rows("hopper_forward")]
 SHAPES = {
     "pinned": [*SHIPPED, (128, TWO, True)],
     "3.6": [*SHIPPED, (32, THREE, False)],
 }
-"Dims, cut and whether every mask, by the Triton that compiles them; each takes seconds."
+"Dims, configuration and whether every mask, by the Triton that compiles them; each takes seconds."
 
 
 def job_of(dim, config, every_mask, batch=BATCH):

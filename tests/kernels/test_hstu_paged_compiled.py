@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.paged import portable
-from attnbench.kernels.hstu.paged.configs import config_of, default_config, rows
+from attnbench.kernels.hstu.paged.configs import TABLE, PagedConfig, default_config
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
@@ -30,7 +30,8 @@ def jobs_of(row, capability, page_size, *, targets=True):
              for name, length in (("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))}
     step = Step(**table, num_targets=table["cached"] if targets else None, max_new=NEW, max_cached=4096)
     with recorded(portable, *KERNELS, capability=capability) as jobs:
-        portable.launch_forward(q, k, v, pool, out, step, config_of(row), alpha=0.1, scaling_seqlen=1000, splits=2,
+        config = PagedConfig.parse(row["config"])
+        portable.launch_forward(q, k, v, pool, out, step, config, alpha=0.1, scaling_seqlen=1000, splits=2,
                                 workspace=torch.empty(2, *q.shape, dtype=torch.float32, device="meta"))
         portable.launch_append(k, v, pool, step)
     label = f"{capability} {row['item_bytes']}-byte d{row['dim']} p{page_size}{' targets' * targets}"
@@ -40,14 +41,14 @@ def jobs_of(row, capability, page_size, *, targets=True):
 def jobs_to_hold(*, oldest):
     """Every default with every page it is for; the oldest Triton is spared fp32 and small heads."""
     jobs = []
-    for row in rows():
+    for row in TABLE.rows("forward"):
         single = row["item_bytes"] == 4
         # fp32 over 128 dims spills: three TF32 products for one are more than the registers hold.
         spared = (single or row["dim"] < 256) if oldest else (single and row["dim"] > 128)
         cards = [] if spared else row.get("cards", [8])
         for card in cards if cards != [0] else []:
             for page_size in PAGE_SIZES:
-                wanted = default_config((card, 0), row["item_bytes"], row["dim"], page_size) == config_of(row)
+                wanted = default_config((card, 0), row["item_bytes"], row["dim"], page_size).short == row["config"]
                 # A page of twice the tile is read as one of the tile's size is.
                 if wanted and page_size == row.get("page_size", 32):
                     jobs += jobs_of(row, card * 10, page_size, targets=row["dim"] != 128 or card != 9)

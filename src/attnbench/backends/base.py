@@ -164,6 +164,10 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         """Configurations `tune` and `list configs` may try."""
         return ()
 
+    def default_of(self, case: CaseT) -> Config | None:
+        """The configuration of a session that is given none; None where the backend does not say."""
+        return None
+
     def config_of(self, short: str, case: CaseT) -> Config:
         """The configuration a short form names for this case; one of `configs`, unless a backend reads more of them.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch, Machine, module_exists
+from attnbench.backends.base import Backend, Launch, Machine
 from attnbench.backends.differentiable import launch
-from attnbench.errors import Unavailable, Unsupported, refusal
+from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.hstu.case import HstuCase
 
 if TYPE_CHECKING:
@@ -38,22 +38,16 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
         if self.variant == "hstu-bsa" and case.sparse_refusal is not None:
             raise Unsupported(case.sparse_refusal)
 
-
-class OurTriton(HstuBackend):
-    """Kernels of our own; `module` stays None, which says that no library of others is measured."""
-
-    install = "part of torch"
-    distribution = "triton"
-    compiles = True
-
-    def probe(self) -> None:
-        """Ask for Triton, which torch for a GPU brings.
+    def limit(self, case: HstuCase, **most: int) -> None:
+        """Refuse axes over the most that the kernels take.
 
         Raises:
-            Unavailable: it is not installed.
+            Unsupported: naming the first that is.
         """
-        if not module_exists("triton"):
-            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
+        for name, largest in most.items():
+            if getattr(case, name) > largest:
+                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported",
+                                          f"at most {largest}"))
 
 
 class Operands:

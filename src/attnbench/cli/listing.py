@@ -13,6 +13,7 @@ from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 
 if TYPE_CHECKING:
+    from attnbench.backends.base import Backend
     from attnbench.workloads.base import Axis
 
 Rows = list[dict[str, Any]]
@@ -86,11 +87,17 @@ def _backend_table(rows: Rows) -> Rows:
 
 def _config_table(rows: Rows) -> Rows:
     """A column a field where all have the same plain ones; else each names its own in one column."""
+    marked = any("default" in row for row in rows)
     nested = any(isinstance(value, dict) for row in rows for value in row.values())
-    if len({tuple(row) for row in rows}) <= 1 and not nested:
-        return rows
-    return [{"name": row["name"], "fields": " ".join(_fields({key: row[key] for key in row if key != "name"}))}
-            for row in rows]
+    found = []
+    for row in rows:
+        fields = {name: value for name, value in row.items() if name not in ("name", "default")}
+        mark = {"default": "default" if row.get("default") else None} if marked else {}
+        if len({tuple(row) for row in rows}) <= 1 and not nested:
+            found.append({"name": row["name"], **fields, **mark})
+        else:
+            found.append({"name": row["name"], **mark, "fields": " ".join(_fields(fields))})
+    return found
 
 
 def _fields(values: Mapping[str, Any], within: str = "") -> Iterator[str]:
@@ -126,17 +133,26 @@ def _configs(args: argparse.Namespace) -> Rows:
     words = axis_words(args, "attnbench list")
     rows: Rows = []
     without: dict[str, dict[str, Axis]] = {}
-    for name, backend in _chosen(args).items():
+    for backend in _chosen(args).values():
         workload = load_workload(backend.workload)
         axes = {axis.name: axis for axis in workload.axes}
         without |= {word: axes for word in words if word not in axes}
         if words.keys() <= axes.keys():
             case = workload.case({word: _one_value(axes[word], text) for word, text in words.items()})
-            rows += [{"name": f"{name}[{config.short}]", **config.values} for config in backend.configs(case)]
+            rows += _config_rows(backend, case)
     if without and not rows:
         word, axes = without.popitem()
         raise unknown_axis("attnbench list", word, axes.values())
     return rows
+
+
+def _config_rows(backend: Backend, case: Any) -> Rows:
+    """A row a configuration; the tuned default is marked, and comes first where it is none of those that are tuned."""
+    there, default = list(backend.configs(case)), backend.default_of(case)
+    if default is not None and all(config.short != default.short for config in there):
+        there.insert(0, default)
+    return [{"name": f"{backend.name}[{config.short}]", **config.values,
+             **({} if default is None else {"default": config.short == default.short})} for config in there]
 
 
 def _one_value(axis: Axis, text: str) -> Any:

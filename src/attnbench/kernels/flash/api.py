@@ -21,10 +21,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
-from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, parse_backward
+from attnbench.kernels.flash.config.backward import (
+    BackwardConfig,
+    backward_config,
+    nearest_backward,
+    parse_backward,
+)
 from attnbench.kernels.flash.config.defaults import forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
-from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault
+from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
@@ -73,11 +78,12 @@ def _capability(x: Tensor) -> tuple[int, int]:
 def _forward_of(
     given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem
 ) -> ForwardConfig:
-    config = _read("forward", parse, given) or default_forward(q, k, v, problem)
+    shape = Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(), packed=problem.packed,
+                  capability=capability_of(q) or (9, 0))
+    config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
     wrong = ahead_fault(config, capability_of(q))
     if config.order in HOPPER:
-        wrong = hopper_fault(config, Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(),
-                                           capability=capability_of(q) or (9, 0)))
+        wrong = hopper_fault(config, shape)
     if wrong:
         raise ValueError(f"{WHO}: forward={config.short} {wrong}")
     return config
@@ -86,20 +92,24 @@ def _forward_of(
 def _backward_of(
     given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
 ) -> BackwardConfig:
-    config = _read("backward", parse_backward, given) or default_backward(q, k, v, problem, deterministic=deterministic)
+    facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
+    config = _read("backward", parse_backward, given, lambda text: nearest_backward(text, *facts)) or default_backward(
+        q, k, v, problem, deterministic=deterministic)
     if deterministic and not config.deterministic:
         raise ValueError(f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
-                         "a cut with r…, or None")
+                         "one with r…, or None")
     return config
 
 
-def _read(name: str, reader: Callable[[str], _Config], given: _Config | str | None) -> _Config | None:
+def _read(
+    name: str, reader: Callable[[str], _Config], given: _Config | str | None, near: Callable[[str], str]
+) -> _Config | None:
     if not isinstance(given, str):
         return given
     try:
         return reader(given)
     except ValueError as why:
-        raise ValueError(f"{WHO}: {name}={given} {'is not known; ' * (name == 'backward')}{why}") from None
+        raise ValueError(f"{WHO}: {name}={given} {why}; the nearest valid one is {near(given)}") from None
 
 
 def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
@@ -158,9 +168,9 @@ def flash_attention(
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
         deterministic: of the backward: the same bits each time; the forward always is.
-        forward: cut of the kernel, or its word as on the command line (`flash.config.forward`), such as
+        forward: launch configuration, or its name as on the command line (`flash.config.forward`), such as
             "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.
-        backward: cut of the kernels, or its word (`flash.config.backward`), such as "b64x128w8s2-atomic-tma-ws" of
+        backward: launch configuration, or its name (`flash.config.backward`), such as "b64x128w8s2-atomic-tma-ws" of
             the Hopper path; None: the tuned default.
         validate: look into the offsets too, and wait for the device.
 
@@ -169,7 +179,7 @@ def flash_attention(
         that sees no key, whose out is 0.  Gradients go through out alone.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut of the
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  One of the
             Hopper path is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
@@ -178,7 +188,7 @@ def flash_attention(
                          cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if validate:
         check_values(problem, q, k)
-    cuts = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
+    configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
     check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
-    out, lse = _FlashAttention.apply(q, k, v, problem, *cuts)
+    out, lse = _FlashAttention.apply(q, k, v, problem, *configs)
     return out, lse

@@ -35,7 +35,7 @@ from attnbench.kernels.shared.tiling import block_of, group_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.kernels.flash.config.backward import BackwardConfig, Cut
+    from attnbench.kernels.flash.config.backward import BackwardConfig, Tiles
     from attnbench.kernels.flash.problem import Problem
 
 __all__ = ["Workspace", "launch_backward", "workspace_bytes", "workspace_of"]
@@ -132,8 +132,9 @@ def _prepare(out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem
 
 def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
              config: BackwardConfig, workspace: Workspace) -> None:
-    cut, (heads, dim), (heads_kv, dim_v) = config.columns, q.shape[-2:], v.shape[-2:]
-    tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // max(1, heads_kv)
+    sizes, (heads, dim), (heads_kv, dim_v) = config.columns, q.shape[-2:], v.shape[-2:]
+    tiles, pairs = -(-problem.max_seqlen_k // sizes.block_n), problem.batch * heads_kv
+    members = heads // max(1, heads_kv)
     if not tiles * pairs:
         return
     sums = workspace.sums
@@ -150,32 +151,32 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
     strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
     flash_backward_columns[(tiles * pairs,)](
-        q, k, v, dout, dk, dv, sums, workspace.stats, descriptor(q, cut.block_m, block_of(dim)) if tma else None,
-        descriptor(dout, cut.block_m, block_of(dim_v)) if tma else None,
-        _sums_descriptor(sums, cut, block_of(dim)) if tma_add else None, *problem.lengths(), *strides,
+        q, k, v, dout, dk, dv, sums, workspace.stats, descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
+        descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
+        _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None, *problem.lengths(), *strides,
         problem.scale, problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], members, heads_kv,
         pairs, tiles, group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad,
         **problem.flags(), GROUPED=members > 1, ATOMIC=sums is not None, TMA=tma, TMA_ADD=tma_add, ORDER=config.order,
         FUSED=config.mask == "fused" and tma and not problem.packed,
-        BESIDE=config.add == "beside", STAGES=cut.stages,
-        **config.flags(cut), **config.options(cut))
+        BESIDE=config.add == "beside", STAGES=sizes.stages,
+        **config.flags(sizes), **config.options(sizes))
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: BackwardConfig,
-          cut: Cut, workspace: Workspace) -> None:
+          sizes: Tiles, workspace: Workspace) -> None:
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
-    tiles, pairs = -(-problem.max_seqlen_q // cut.block_m), problem.batch * heads
+    tiles, pairs = -(-problem.max_seqlen_q // sizes.block_m), problem.batch * heads
     if not tiles * pairs:
         return
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [descriptor(x, cut.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
+    described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
     strides = [stride for x in (q, k, v, dout, dq) for stride in strides_of(x)]
     flash_backward_rows[(tiles * pairs,)](
         q, k, v, dout, dq, workspace.stats, *described, *problem.lengths(), *strides, problem.scale,
         problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], heads // heads_kv, heads, pairs, tiles,
         group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(),
-        TMA=tma, **config.flags(cut), **config.options(cut))
+        TMA=tma, **config.flags(sizes), **config.options(sizes))
 
 
 def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace) -> None:
@@ -191,9 +192,9 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         PACKED=problem.packed, COLUMNS=_columns_of_sums(dq, config), PARTS=config.order == "ws", num_warps=4)
 
 
-def _sums_descriptor(sums: Tensor, cut: Cut, columns: int) -> object:
+def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
     """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1],
-                            [cut.block_m, columns])
+                            [sizes.block_m, columns])

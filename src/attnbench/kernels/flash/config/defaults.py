@@ -5,16 +5,15 @@ Imports without torch and Triton.
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
+from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
+from attnbench.kernels.shared.configs import Defaults
 
-__all__ = ["forward_config", "tuned"]
+__all__ = ["TABLE", "forward_config"]
 
-_TABLE = Path(__file__).with_name("defaults.toml")
+TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 
 
 @cache
@@ -31,16 +30,6 @@ def forward_config(
         right: the mask ends to the right, as causal does.
         hopper: the kernel in hopper.forward takes the tensors; else none of its orders.
     """
-    for row in tuned():
-        config = parse(row["config"])
-        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
-                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen) and right == row.get("right", right)
-                and (hopper or config.order not in HOPPER)):
-            return config
-    raise AssertionError(f"defaults.toml has no row for {capability}, {item_bytes}, {dim}, {seqlen}, {right}")
-
-
-@cache
-def tuned() -> tuple[dict[str, Any], ...]:
-    """Rows of the table, in the order they are tried."""
-    return tuple(tomllib.loads(_TABLE.read_text(encoding="utf-8"))["forward"])
+    return TABLE.first(
+        "forward", ForwardConfig, cards=capability[0], item_bytes=item_bytes, dim=dim, seqlen=seqlen, right=right,
+        also=lambda config: hopper or config.order not in HOPPER)

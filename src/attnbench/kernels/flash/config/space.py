@@ -1,4 +1,4 @@
-"""Which cuts of the flash forward a shape has: what they take, the rules that leave some out, and all that are left.
+"""Which launch configurations of the flash forward a shape has: what they take, the rules, and all that are left.
 
 Of what `candidates` enumerates the `RULES` leave out what cannot run, is wrong or cannot be fast, each with its reason.
 Imports without torch and Triton.
@@ -6,13 +6,12 @@ Imports without torch and Triton.
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
+from attnbench.kernels.shared.configs import nearest as closest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +24,14 @@ class Shape:
     seqlen_q: int = 1 << 20
     seqlen_k: int = 1 << 20
     packed: bool = False
+    right: bool = True
+    "the mask ends to the right, as causal does"
     capability: tuple[int, int] = (9, 0)
+
+    @property
+    def described(self) -> bool:
+        """Whether tensor maps of the Hopper path can describe contiguous tensors of it."""
+        return self.capability == (9, 0) and self.dim % 8 == self.dim_v % 8 == 0
 
     def block(self, dim: int) -> int:
         """Columns of a tile: a power of two, at least the 16 of a tensor core."""
@@ -281,13 +287,7 @@ def nearest(text: str, shape: Shape) -> str:
     try:
         wanted = parse(text, spelled=False)
     except ValueError:
-        return next(iter(difflib.get_close_matches(text, [one.short for one in there], n=1, cutoff=0.0)), "")
-    near = min(there, key=lambda config: _distance(config, wanted)).short if there else ""
-    return near if fault(wanted, shape) else wanted.short
-
-
-def _distance(one: ForwardConfig, other: ForwardConfig) -> float:
-    """Steps of a factor of two in the numbers, two for another word, three for another order: another kernel."""
-    numbers = sum(abs(math.log2(getattr(one, name) / getattr(other, name))) for name in ("block_m", "block_n", "warps"))
-    words = sum(getattr(one, name) != getattr(other, name) for name in (*WORDS, "registers", "section_mib"))
-    return numbers + abs(one.stages - other.stages) / 2 + 2 * words + (one.order != other.order)
+        return closest(text, [one.short for one in there])
+    if fault(wanted, shape) is None:
+        return wanted.short
+    return min(there, key=wanted.distance).short if there else ""

@@ -178,7 +178,7 @@ def hstu_bsa_attention(
         num_targets: int [B], targets at the end of each sequence, which see no other target; None: none.
         alpha: factor of the scores, above 0; None: 1 / sqrt(D).
         scaling_seqlen: N, what outputs are divided by; None: max_seqlen.
-        config: how the kernels are cut; None: the default.
+        config: launch configuration; None: the default.
         validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
 
     Returns:

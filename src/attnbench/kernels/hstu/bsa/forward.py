@@ -49,7 +49,7 @@ def select(call: BsaCall) -> None:
         select_hopper(call, c.select)
         return
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
-    cut = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
+    constants = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
            "BITS": p.index_bits, **options_of(c.select_warps, c.select_stages, c.select_registers)}
     sizes = {"heads": p.heads, "tiles": tiles, "mean_rows": p.mean_rows}
     if not p.units * tiles:
@@ -58,11 +58,11 @@ def select(call: BsaCall) -> None:
         dims = {name: value for name, value in call.dims().items() if name in ("ATTN_DIM", "BLOCK_D")}
         hstu_bsa_select_shared[(p.batch * tiles,)](
             **call.tensors("q", "means_k", "blocks"), **call.sequences(), **call.strides("q"), **sizes, **dims,
-            **call.flags(), **cut)
+            **call.flags(), **constants)
     hstu_bsa_select[(p.units * tiles,)](
         **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"), gates_ptr=first_of(call.gates, call.q),
         **call.sequences(), **call.strides("q", "k", "v"), **sizes, **call.factors(), **call.dims(), **call.flags(),
-        **cut, GATES=p.gates, WINDOW=p.local_window, SHARED=p.shared, KEYS=c.near_keys, TANH=c.silu == "tanh")
+        **constants, GATES=p.gates, WINDOW=p.local_window, SHARED=p.shared, KEYS=c.near_keys, TANH=c.silu == "tanh")
 
 
 def lists(call: BsaCall) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of a block-sparse HSTU call: how the kernels are cut, their grids, and what workspace they need.
+"""Sizes of a block-sparse HSTU call: launch configuration, grids, and what workspace they need.
 
 Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with what
 sorts them, and partial rows.  The first two grow with the tokens; the last is a buffer for the pairs of sequence and
@@ -26,12 +26,12 @@ SCHEDULES = ("ticket", "passes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BsaConfig:
-    """How the kernels are cut.  The defaults were chosen by reading compiled code and a few trials on an H200."""
+    """Launch configuration.  The defaults were chosen by reading compiled code and a few trials on an H200."""
 
     select: SelectCut | None = None
-    "of the kernel for Hopper that selects; None: the portable one, which the fields `select_...` cut"
+    "of the kernel for Hopper that selects; None: the portable one, which has the fields `select_...`"
     attend: AttendCut | None = None
-    "of the kernel for Hopper that attends; None: the portable one, which the fields below it cut"
+    "of the kernel for Hopper that attends; None: the portable one, which has the fields below it"
     schedule: str = "ticket"
     "how partial rows and their sums follow each other: ticket, or passes"
     pool_rows: int = 16
@@ -102,7 +102,7 @@ class BsaConfig:
 
 
 def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bool = False) -> BsaConfig:
-    """Choose the cut for a problem.
+    """Choose the configuration for a problem.
 
     Args:
         problem: the call.
@@ -125,9 +125,9 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
-    cuts: dict[str, Any] = {"select": select_cut(problem), "attend": attend_cut(problem)} if rows else {}
-    values |= {name: cut for name, cut in cuts.items()
-               if cut_fault(problem, BsaConfig(**{name: cut}), capability=capability) is None}
+    hopper: dict[str, Any] = {"select": select_cut(problem), "attend": attend_cut(problem)} if rows else {}
+    values |= {name: config for name, config in hopper.items()
+               if cut_fault(problem, BsaConfig(**{name: config}), capability=capability) is None}
     return BsaConfig(**values, **_backward_cut(problem, capability, size))
 
 
@@ -162,8 +162,8 @@ def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str,
 
     Args:
         config: whose fields.
-        problem: the call, for the cuts that the configuration has none of yet.
-        changes: fields by name; of `select` and `attend` a mapping with fields of their cut.
+        problem: the call, for kernels that the configuration has nothing of yet.
+        changes: fields by name; of `select` and `attend` a mapping with their fields.
 
     Raises:
         TypeError: there is no such field.

@@ -1,10 +1,28 @@
-"""One block-sparse HSTU call in numbers, all known to the host.  Imports without triton."""
+"""One block-sparse HSTU call in numbers, all known to the host.  Imports without torch and Triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDtype:
+    """Stands for a torch.dtype in a `BsaProblem` where torch is not imported, as in a list of configurations."""
+
+    name: str
+    "float16, bfloat16 or float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.name == "float32" else 2
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +106,7 @@ class BsaProblem:
         four roundings of the inputs' precision, of which the means take one; 12 and 15 bits take one more.
         """
         bits = max(1, (self.max_seqlen // self.block_size).bit_length())
-        most = {torch.float16: 12, torch.bfloat16: 15}.get(self.dtype, 0)
+        most = {"torch.float16": 12, "torch.bfloat16": 15}.get(str(self.dtype), 0)
         return bits if bits <= most else 32
 
     def attend_tiles(self, rows: int) -> int:

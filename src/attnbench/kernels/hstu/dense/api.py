@@ -86,7 +86,7 @@ def default_backward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, determ
 
 def configs_of(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *,
                alpha: float | None = None) -> tuple[ForwardConfig, BackwardConfig]:
-    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the cuts by kernel.
+    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
 
     A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
     portable default, so that what a change leaves out does not depend on which of them a card prefers.
@@ -184,10 +184,10 @@ def hstu_attention(
         max_attn_len: a row sees at most so many rows back; None: all.
         deterministic: of the backward: the same bits each time, at seven products instead of five; the forward
             always is.
-        forward: cut of the kernel; None: the tuned default, which is of the kernel for Hopper where that takes the
+        forward: launch configuration; None: the tuned default, which is of the kernel for Hopper where that takes the
             tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else the portable one; `default_forward`
             says which.  `ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")` is one for Hopper.
-        backward: cut of the kernels; None: the tuned default, chosen alike, with deterministic=True the portable one.
+        backward: launch configuration; None: the tuned default, chosen alike, with deterministic=True the portable one.
             Columns with order="ws" and atomic=True are those for Hopper; a dO that they cannot describe is copied.
         validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
 
@@ -195,14 +195,14 @@ def hstu_attention(
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A cut given for
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  One given for
             Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
             no other runs in its place.  Of the backward's some of that comes with the backward.
     """
     check_types({"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha)
-    for name, cut, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
-        if cut is not None and not isinstance(cut, kind):
-            raise wrong(name, repr(cut)[:40], f"is of type {type(cut).__name__}", f"a {kind.__name__}, or None")
+    for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
+        if given is not None and not isinstance(given, kind):
+            raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
     problem = Problem(
         offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
         max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,

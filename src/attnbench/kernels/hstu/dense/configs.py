@@ -1,4 +1,4 @@
-"""How the dense HSTU kernels are cut: tiles, warps, stages, code paths, and the tuned defaults.
+"""Launch configurations of the dense HSTU kernels: tiles, warps, stages, code paths, and the tuned defaults.
 
 The defaults are data, in ``configs.toml`` beside this file: the first row that fits is taken.  Those of the kernels
 for Hopper have tables of their own, for not every problem is one of these kernels'.
@@ -6,40 +6,39 @@ for Hopper have tables of their own, for not every problem is one of these kerne
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar
 
-_TABLE = Path(__file__).with_name("configs.toml")
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+
+TABLE = Defaults(Path(__file__).with_name("configs.toml"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Tiles:
-    block_m: int
+class _Tiles(LaunchConfig):
+    block_m: Annotated[int, Spelled("{}")]
     "rows of a tile"
-    block_n: int
+    block_n: Annotated[int, Spelled("x{}")]
     "keys of a tile"
-    warps: int
-    stages: int
+    warps: Annotated[int, Spelled("w{}")]
+    stages: Annotated[int, Spelled("s{}")]
     "tiles of keys (rows, in dK and dV) in flight"
-    masked_stages: int = 1
+    masked_stages: Annotated[int, Spelled("-masked_stages{}")] = 1
     "the same of the masked tiles; more of them are more registers"
-    loads: str = "pointer"
+    loads: Annotated[str, Spelled("-loads{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
-    registers: int | None = None
+    registers: Annotated[int | None, Spelled("-registers{}")] = None
     "most of a thread, to have more programs on an SM; None: the compiler's choice"
-    silu: str = "tanh"
+    silu: Annotated[str, Spelled("-{}", ("tanh", "exp"))] = "tanh"
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
-    precision: str = "ieee"
+    precision: Annotated[str, Spelled("-{}", ("ieee", "tf32x3", "tf32"))] = "ieee"
     "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
-    section_mib: float = 24.0
+    section_mib: Annotated[float, Spelled("-section_mib{}")] = 24.0
     "programs next to one another share this much of the L2"
 
     def flags(self) -> dict[str, Any]:
-        """What of the cut is compiled into a kernel."""
+        """What of the configuration is compiled into a kernel."""
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
                 "PRECISION": self.precision, "MASKED_STAGES": self.masked_stages}
 
@@ -51,18 +50,17 @@ class _Tiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardConfig(_Tiles):
-    """Cut of the forward kernel."""
+    """Launch configuration of the forward kernel."""
 
-    order: str = "plain"
+    EXAMPLE: ClassVar[str] = "128x64w8s3-ahead"
+
+    order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws"), far=3)] = "plain"
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
     ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90), in programs that draw their jobs"""
 
-    def __post_init__(self) -> None:
-        _known(self, order=("plain", "ahead", "ws"))
-
     @property
     def hopper(self) -> bool:
-        """Whether this is a cut of the kernel in hopper.forward, whose warps have jobs of their own."""
+        """Whether it is of the kernel in hopper.forward, whose warps have jobs of their own."""
         return self.order == "ws"
 
     def hopper_bytes(self, block_d: int, block_v: int, *, q_stages: int = 1) -> int:
@@ -74,7 +72,7 @@ class ForwardConfig(_Tiles):
         return 2 * (keys + self.block_m * (q_stages * block_d + (block_v if block_v != block_d else 0)))
 
     def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
-        """What of the cut is compiled into that kernel."""
+        """What of the configuration is compiled into that kernel."""
         ahead = self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
         return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "ROOM": 2 if ahead else 1,
                 "GROUPS": self.block_m // 64, "APPROXIMATE": self.silu == "tanh",
@@ -83,32 +81,33 @@ class ForwardConfig(_Tiles):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnConfig(_Tiles):
-    """Cut of the backward kernel that takes a tile of keys through its rows."""
+    """Launch configuration of the backward kernel that takes a tile of keys through its rows."""
+
+    EXAMPLE: ClassVar[str] = "64x128w8s2-ws"
 
     atomic: bool = False
-    "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time"
-    order: str = "plain"
+    "dQ too, added up in fp32 by atomics: one pass over the products, another order of sums each time; not in the name"
+    order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
     "ws: the kernel of hopper.backward (sm_90), where a warp of its own loads for two warpgroups of 64 keys"
-    split: bool = False
+    split: Annotated[bool, Spelled("-{}", words={True: "split"})] = False
     "dV in a launch of its own, for dims whose dK and dV do not fit the registers at once; one product more"
-
-    def __post_init__(self) -> None:
-        _known(self, order=("plain", "ws"))
 
     @property
     def hopper(self) -> bool:
-        """Whether this is a cut of the kernel in hopper.backward, whose warps have jobs of their own."""
+        """Whether it is of the kernel in hopper.backward, whose warps have jobs of their own."""
         return self.order == "ws"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConfig(_Tiles):
-    """Cut of the backward kernel that takes a tile of rows through its keys, for dQ alone."""
+    """Launch configuration of the backward kernel that takes a tile of rows through its keys, for dQ alone."""
+
+    EXAMPLE: ClassVar[str] = "128x64w8s2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackwardConfig:
-    """Cut of the backward: columns alone where these add up dQ by atomics, else columns and rows."""
+    """Launch configuration of the backward: columns alone where these add up dQ by atomics, else columns and rows."""
 
     columns: ColumnConfig
     rows: RowConfig | None
@@ -119,14 +118,6 @@ class BackwardConfig:
         """Whether every sum has one order."""
         return not self.columns.atomic
 
-
-def _known(config: _Tiles, **accepted: tuple[str, ...]) -> None:
-    for name, words in accepted.items():
-        if getattr(config, name) not in words:
-            raise ValueError(f"{name}={getattr(config, name)} is not known; one of {', '.join(words)}")
-
-
-_Cut = TypeVar("_Cut", bound=_Tiles)
 
 WARPGROUPS = {8: 240, 12: 160}
 "Warps beside the loader of the Hopper forward, and how many registers each thread of them has."
@@ -204,17 +195,18 @@ def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqle
         dim: the larger of attention and linear dim.
         seqlen: most rows of a sequence.
     """
-    return _pick("forward", ForwardConfig, capability, item_bytes, dim, seqlen)
+    return TABLE.first("forward", ForwardConfig, **_asked(capability, item_bytes, dim, seqlen))
 
 
 def backward_config(
     capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, deterministic: bool
 ) -> BackwardConfig:
     """Tuned default of the portable backward; arguments as in `forward_config`."""
+    asked = _asked(capability, item_bytes, dim, seqlen)
     if not deterministic:
-        return BackwardConfig(columns=_pick("atomic", ColumnConfig, capability, item_bytes, dim, seqlen), rows=None)
-    return BackwardConfig(columns=_pick("columns", ColumnConfig, capability, item_bytes, dim, seqlen),
-                          rows=_pick("rows", RowConfig, capability, item_bytes, dim, seqlen))
+        return BackwardConfig(columns=replace(TABLE.first("atomic", ColumnConfig, **asked), atomic=True), rows=None)
+    return BackwardConfig(columns=TABLE.first("columns", ColumnConfig, **asked),
+                          rows=TABLE.first("rows", RowConfig, **asked))
 
 
 def hopper_forward_config(
@@ -231,7 +223,8 @@ def hopper_forward_config(
     """
     if capability != (9, 0) or item_bytes != 2:
         return None
-    found = _pick("hopper_forward", ForwardConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    found = TABLE.first("hopper_forward", ForwardConfig,
+                        **_asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen))
     fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
     return None if fault else found
 
@@ -242,38 +235,12 @@ def hopper_columns_config(
     """Tuned default of the Hopper backward, which is atomic; as of `hopper_forward_config`."""
     if capability != (9, 0) or item_bytes != 2:
         return None
-    found = _pick("hopper_atomic", ColumnConfig, capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    asked = _asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    found = replace(TABLE.first("hopper_atomic", ColumnConfig, **asked), atomic=True)
     fault = hopper_columns_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim,
                                  linear_dim=linear_dim)
     return None if fault else found
 
 
-def tuned(kernel: str) -> list[dict[str, Any]]:
-    """Rows of a table, in the order they are tried: forward, columns, rows, atomic, hopper_forward, hopper_atomic."""
-    return list(_table()[kernel])
-
-
-def config_of(kernel: str, row: Mapping[str, Any]) -> _Tiles:
-    """The cut a row of the table stands for."""
-    cls: type[_Tiles] = {"forward": ForwardConfig, "hopper_forward": ForwardConfig, "rows": RowConfig}.get(
-        kernel, ColumnConfig)
-    values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls) if field.name in row}
-    if kernel.endswith("atomic"):
-        values["atomic"] = True
-    return cls(**values)
-
-
-@cache
-def _pick(kernel: str, cls: type[_Cut], capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> _Cut:
-    for row in tuned(kernel):
-        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
-                and dim <= row["dim"] and seqlen <= row.get("seqlen", seqlen)):
-            found = config_of(kernel, row)
-            assert isinstance(found, cls)
-            return found
-    raise AssertionError(f"configs.toml has no row {kernel} for {capability}, {item_bytes}, {dim}, {seqlen}")
-
-
-@cache
-def _table() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+def _asked(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> dict[str, Any]:
+    return {"cards": capability[0], "item_bytes": item_bytes, "dim": dim, "seqlen": seqlen}

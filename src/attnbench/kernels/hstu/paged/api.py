@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.paged.configs import PagedConfig, default_config
+from attnbench.kernels.hstu.paged.configs import PagedConfig, default_config, nearest_config
 from attnbench.kernels.hstu.paged.portable import (
     hstu_paged_forward,
     launch_append,
@@ -36,7 +36,7 @@ ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
 
 def hstu_paged_attention(
     q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: Step, *, scaling_seqlen: int, alpha: float | None = None,
-    splits: int | None = None, config: PagedConfig | None = None, validate: bool = False,
+    splits: int | None = None, config: PagedConfig | str | None = None, validate: bool = False,
 ) -> Tensor:
     """Attention of the new rows to the cached keys and to themselves; forward only.
 
@@ -52,7 +52,7 @@ def hstu_paged_attention(
         alpha: factor of the scores; None: 1 / sqrt(D).
         splits: parts of the keys, each a program's; None: as many as fill the card by the bounds in `step`.  Results
             of different splits differ by rounding; for a given number they are the same bits each time.
-        config: cut of the kernel; None: the default.
+        config: launch configuration, or its short form, such as "m128n64w8s3-ahead-tma"; None: the default.
         validate: look into the table too, once, and wait for the device.
 
     Returns:
@@ -69,9 +69,11 @@ def hstu_paged_attention(
     alpha = q.shape[2] ** -0.5 if alpha is None else alpha
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf"):
         raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+    if isinstance(config, str):
+        config = _named(config)
     if config is not None and not isinstance(config, PagedConfig):
         raise wrong(ATTENTION, "config", repr(config)[:40], f"is of type {type(config).__name__}",
-                    "a PagedConfig, or None")
+                    "a PagedConfig, its short form, or None")
     if validate:
         check_values(ATTENTION, q.shape[0], pool, step, appends=False)
     _check_device(ATTENTION, q)
@@ -110,6 +112,15 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
     _check_device(APPEND, k)
     with torch.cuda.device_of(k):
         launch_append(k, v, pool, step)
+
+
+def _named(text: str) -> PagedConfig:
+    try:
+        return PagedConfig.parse(text)
+    except ValueError as why:
+        said, _, accepted = str(why).partition("; ")
+        raise wrong(ATTENTION, "config", text, said, f"{accepted}; the nearest valid one is {nearest_config(text)}"
+                    ) from None
 
 
 def _check_device(who: str, x: Tensor) -> None:

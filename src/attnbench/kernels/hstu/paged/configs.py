@@ -1,65 +1,57 @@
-"""How the paged HSTU kernel is cut: tiles, warps, stages, code paths, and the defaults.
+"""Launch configuration of the paged HSTU kernel: tiles, warps, stages, code paths, and the defaults.
 
 The defaults are data, in ``configs.toml`` beside this file: the first row that fits is taken.
 """
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-_TABLE = Path(__file__).with_name("configs.toml")
-_WORDS = {"order": ("plain", "ahead"), "loads": ("pointer", "tma"), "silu": ("tanh", "exp"),
-          "precision": ("ieee", "tf32x3", "tf32")}
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled, nearest
+
+TABLE = Defaults(Path(__file__).with_name("configs.toml"))
+_SIZES = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PagedConfig:
-    """Cut of the paged forward kernel."""
+class PagedConfig(LaunchConfig):
+    """Launch configuration of the paged forward kernel."""
 
-    block_m: int
+    EXAMPLE: ClassVar[str] = "m128n64w8s3-ahead-tma"
+
+    block_m: Annotated[int, Spelled("m{}", _SIZES)]
     "new rows of a tile"
-    block_n: int
+    block_n: Annotated[int, Spelled("n{}", _SIZES)]
     "keys of a tile, which lies in one page: at most the page size"
-    warps: int
-    stages: int
+    warps: Annotated[int, Spelled("w{}")]
+    stages: Annotated[int, Spelled("s{}")]
     "tiles of keys in flight"
-    new_stages: int = 1
+    new_stages: Annotated[int, Spelled("-new{}")] = 1
     "the same of the step's own keys, which are masked; more of them are more registers"
-    order: str = "plain"
+    order: Annotated[str, Spelled("-{}", ("plain", "ahead"), far=3)] = "plain"
     "ahead: the scores of a tile are there before the product with the last one's values; SiLU runs beside that product"
-    loads: str = "pointer"
+    loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "of cached keys. tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
-    silu: str = "tanh"
+    silu: Annotated[str, Spelled("-{}", ("tanh", "exp"))] = "tanh"
     "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
-    precision: str = "ieee"
+    precision: Annotated[str, Spelled("-{}", ("ieee", "tf32x3", "tf32"))] = "ieee"
     "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
-    least_tiles: int = 4
+    least_tiles: Annotated[int, Spelled("-least{}")] = 4
     "tiles of keys that a part has at least, where keys are split"
 
-    def __post_init__(self) -> None:
-        for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name}={getattr(self, name)} is not known; one of {', '.join(words)}")
-        for name in ("block_m", "block_n"):
-            size = getattr(self, name)
-            if size < 16 or size & (size - 1):
-                raise ValueError(f"{name}={size} is no tile; a power of two from 16")
-
     def flags(self) -> dict[str, Any]:
-        """What of the cut is compiled into a kernel."""
+        """What of the configuration is compiled into a kernel."""
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
-                "PRECISION": self.precision, "NEW_STAGES": self.new_stages, 
+                "PRECISION": self.precision, "NEW_STAGES": self.new_stages,
                 "AHEAD": self.order == "ahead"}
 
     def splits(self, programs: int, keys: int, processors: int) -> int:
-        """How many parts the keys are cut into: so many that one wave of programs fills the card.
+        """How many parts the keys are split into: so many that one wave of programs fills the card.
 
         Args:
-            programs: without a cut.
+            programs: without a split.
             keys: most keys of a sequence.
             processors: SMs of the card.
         """
@@ -76,19 +68,10 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
         dim: of queries, keys and values.
         page_size: keys of a page.
     """
-    for row in rows():
-        if (capability[0] in row.get("cards", [capability[0]]) and item_bytes == row["item_bytes"]
-                and dim <= row["dim"] and page_size >= row.get("page_size", 0)):
-            return config_of(row)
-    raise AssertionError(f"configs.toml has no row for {capability}, {item_bytes}, {dim}, {page_size}")
+    return TABLE.first("forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim,
+                       page_size=page_size)
 
 
-@cache
-def rows() -> list[dict[str, Any]]:
-    """Rows of the table, in the order they are tried."""
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))["forward"]
-
-
-def config_of(row: dict[str, Any]) -> PagedConfig:
-    """The cut a row of the table stands for."""
-    return PagedConfig(**{field.name: row[field.name] for field in fields(PagedConfig) if field.name in row})
+def nearest_config(text: str) -> str:
+    """The default whose short form is most like a text."""
+    return nearest(text, [row["config"] for row in TABLE.rows("forward")])

@@ -214,7 +214,7 @@ def hstu_paged_append(
 
 
 def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
-    """Parts the keys of a call are cut into, from the bounds alone: nothing waits for the device."""
+    """Parts the keys of a call are split into, from the bounds alone: nothing waits for the device."""
     return config.splits(programs_of(q, step, config, 1), step.max_cached + step.max_new, processors(q))
 
 

@@ -1,14 +1,12 @@
-"""How the selected branch for Hopper is cut, what workspace it needs, and what it cannot run.
+"""Launch configuration of the selected branch for Hopper, what workspace it needs, and what it cannot run.
 
-Imports without triton.
+Imports without torch and Triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import torch
 
 from attnbench.kernels.hstu.bsa.hopper.select_config import SHARED_BYTES, first_fault
 
@@ -28,7 +26,7 @@ APART = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendCut:
-    """How the kernel is cut."""
+    """Launch configuration."""
 
     stages: int = 4
     "tiles in flight"
@@ -67,7 +65,7 @@ class AttendCut:
 
 
 def attend_cut(problem: BsaProblem) -> AttendCut:
-    """The cut for a problem, chosen by reading compiled code and a few trials on an H200."""
+    """The configuration for a problem, chosen by reading compiled code and a few trials on an H200."""
     p = problem
     fits = [stages for stages in (2, 4, 6)
             if AttendCut(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
@@ -77,6 +75,8 @@ def attend_cut(problem: BsaProblem) -> AttendCut:
 
 def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
     """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
+    import torch
+
     p = problem
     return {"partial": ((cut.ring(p) * cut.group(p), p.slot_rows, p.linear_dim), p.dtype),
             "progress": (((2 + 2 * cut.steps(p)) * APART,), torch.int32)}
@@ -87,7 +87,7 @@ def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, 
 
     Args:
         problem: the call.
-        cut: of the kernel.
+        cut: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem

@@ -1,6 +1,6 @@
-"""How `select` of block-sparse HSTU for Hopper is cut, and what it, or any kernel for Hopper here, cannot run.
+"""Launch configuration of `select` of block-sparse HSTU for Hopper, and what it and the others cannot run.
 
-Imports without triton.
+Imports without torch and Triton.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.problem import BsaProblem
@@ -25,7 +23,7 @@ wait for one another."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectCut:
-    """How the kernel is cut."""
+    """Launch configuration."""
 
     groups: int = 3
     "warpgroups of a program: 2 or 3"
@@ -59,7 +57,7 @@ def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, 
 
     Args:
         problem: the call.
-        cut: of the kernel.
+        cut: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem
@@ -90,7 +88,7 @@ def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared:
     odd = [dim for dim in dims if dim * problem.item % 16]
     of_all = (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (problem.dtype not in (torch.bfloat16, torch.float16), "multiplies 16-bit numbers; bf16 or fp16"),
+        (problem.item != 2, "multiplies 16-bit numbers; bf16 or fp16"),
         (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
         (bool(odd), f"reads 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
     )
@@ -99,5 +97,5 @@ def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared:
 
 
 def select_cut(problem: BsaProblem) -> SelectCut:
-    """The cut for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
+    """The configuration for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
     return SelectCut(stages=8 if max(problem.attn_dim, problem.linear_dim) > 64 else 16)

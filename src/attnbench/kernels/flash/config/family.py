@@ -1,0 +1,89 @@
+"""The configurations of flash attention by name: ``m…`` of the forward, ``b…`` of the backward, ``m…+b…`` of both.
+
+Imports neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnbench.kernels.flash.config.backward import (
+    BackwardConfig,
+    backward_config,
+    backward_space,
+    nearest_backward,
+    why_not,
+)
+from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.forward import ForwardConfig
+from attnbench.kernels.flash.config.space import Shape, fault, nearest, space
+from attnbench.kernels.shared.family import Family, Part, Values
+
+__all__ = ["FAMILY", "Shape"]
+
+
+class _Forward(Part[Shape]):
+    side, hint = "forward", "m…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(("m", "block_m"))
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        return {config.short: config.values for config in space(shape)}
+
+    def read(self, text: str, shape: Shape) -> Values:
+        config = ForwardConfig.parse(text)
+        # Of a precision that is refused anyway there is no more to say.
+        if shape.item_bytes == 2 and (found := fault(config, shape)):
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+        return config.values
+
+    def check(self, text: str, shape: Shape) -> None:
+        self.read(text, shape)
+
+    def default(self, shape: Shape) -> str:
+        return forward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), shape.seqlen_k,
+                              right=shape.right, hopper=shape.described and shape.block(shape.dim) == shape.block(
+                                  shape.dim_v) >= 32).short
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest(text, shape)
+
+
+class _Backward(Part[Shape]):
+    side, hint = "backward", "b…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(("b", "columns=")) and not text.startswith("block_m")
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        spaces = [one for deterministic in (False, True)
+                  for one in backward_space(*_facts(shape), deterministic=deterministic)]
+        return {config.short: _values(config) for config in spaces}
+
+    def read(self, text: str, shape: Shape) -> Values:
+        config = BackwardConfig.parse(text)
+        if wrong := why_not(config, *_facts(shape)):
+            raise ValueError(f"is not valid, {wrong}")
+        return _values(config)
+
+    def check(self, text: str, shape: Shape) -> None:
+        self.read(text, shape)
+
+    def default(self, shape: Shape) -> str:
+        return backward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), packed=shape.packed,
+                               hopper=shape.described).short
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest_backward(text, *_facts(shape))
+
+
+FAMILY = Family((_Forward(), _Backward()))
+
+
+def _facts(shape: Shape) -> tuple[tuple[int, int], int, int, int]:
+    return shape.capability, shape.item_bytes, shape.dim, shape.dim_v
+
+
+def _values(config: BackwardConfig) -> Values:
+    return {"deterministic": config.deterministic}

@@ -1,0 +1,190 @@
+"""The configurations of dense HSTU by name: ``f…`` of the forward, ``a…`` or ``deterministic…`` of the backward.
+
+A name says what is changed of the tuned default, in the spelling of `configs`: ``f128x64w8s3-ahead`` tiles and order of
+the forward, ``a…`` of the backward that adds up dQ by atomics, ``deterministic-c…`` and ``deterministic-r…`` of the two
+kernels of the deterministic one.  Imports neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.kernels.hstu.dense.configs import (
+    ColumnConfig,
+    ForwardConfig,
+    RowConfig,
+    backward_config,
+    forward_config,
+    hopper_columns_config,
+    hopper_columns_fault,
+    hopper_fault,
+    hopper_forward_config,
+)
+from attnbench.kernels.shared.configs import nearest
+from attnbench.kernels.shared.family import Family, Part, Values
+
+_Kind = type[ForwardConfig] | type[ColumnConfig] | type[RowConfig]
+_Tiles = tuple[int, int, int, int]
+KERNELS: dict[str, tuple[str, _Kind]] = {
+    "f": ("forward", ForwardConfig), "a": ("atomic", ColumnConfig), "deterministic-c": ("columns", ColumnConfig),
+    "deterministic-r": ("rows", RowConfig)}
+"""Kernel and type of a configuration, by how its name begins."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a case and its card the configurations depend on."""
+
+    attn_dim: int
+    linear_dim: int
+    item_bytes: int = 2
+    seqlen: int = 1 << 20
+    capability: tuple[int, int] = (9, 0)
+
+    @property
+    def dim(self) -> int:
+        """The larger of the two."""
+        return max(self.attn_dim, self.linear_dim)
+
+    @property
+    def width(self) -> int:
+        """The row of the tables below that it has."""
+        return next((width for width in _WHOLE if self.dim <= width), max(_WHOLE))
+
+
+# Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
+_WHOLE: dict[int, tuple[_Tiles, ...]] = {
+    64: ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
+         (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)),
+    128: ((64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4),
+          (128, 128, 8, 2)),
+    256: ((64, 64, 4, 2), (128, 32, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2))}
+_ROWS = _WHOLE | {256: ((64, 64, 4, 2), (128, 32, 8, 2))}
+_COLUMNS: dict[int, tuple[_Tiles, ...]] = {
+    64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 1),
+         (64, 128, 8, 2), (64, 128, 8, 3), (128, 64, 8, 2)),
+    128: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1),
+          (64, 128, 8, 2), (64, 128, 8, 3)),
+    256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
+_ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
+# Of the kernels for Hopper: what spills nothing in the loop, with room for one program an SM.
+_HOPPER: dict[int, tuple[_Tiles, ...]] = {
+    64: ((128, 64, 8, 3), (128, 64, 8, 6), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3), (192, 64, 12, 4),
+         (192, 64, 12, 6), (192, 64, 12, 8)),
+    128: ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (192, 64, 12, 2), (192, 64, 12, 3)),
+    256: ((128, 64, 8, 2),)}
+_HOPPER_ATOMIC: dict[int, tuple[_Tiles, ...]] = {
+    64: ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4)), 128: ((64, 128, 8, 2), (64, 128, 8, 3)),
+    256: ((64, 64, 8, 2),)}
+
+
+class _Part(Part[Shape]):
+    def read(self, text: str, shape: Shape) -> Values:
+        there = self.space(shape)
+        if text in there:
+            return there[text]
+        values = _read(text)
+        if text != self.default(shape):
+            raise ValueError(f"is not known; one of the {len(there)} listed for this shape")
+        return values
+
+    def check(self, text: str, shape: Shape) -> None:
+        if fault := _fault(self.read(text, shape), shape):
+            raise ValueError(f"has the order ws, which {fault}" + "; another order" * ("; " not in fault))
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest(text, [short for short, values in self.space(shape).items() if _fault(values, shape) is None])
+
+
+class _Forward(_Part):
+    side, hint = "forward", "f…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith("f")
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        width = shape.width
+        main = ((128, 64, 8, 2 if width == 256 else 3),)
+        capped = ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3))
+        narrow = [*_changes("f", capped, registers=128, order="plain"), *_changes("f", main, masked_stages=2),
+                  *_changes("f", main, loads="pointer")] if width < 256 else []
+        return dict([*_changes("f", _WHOLE[width], order="plain"), *_changes("f", _WHOLE[width], order="ahead"),
+                     *_changes("f", _HOPPER[width], order="ws"), *narrow, *_changes("f", main, section_mib=8.0),
+                     *_changes("f", main, section_mib=1000.0)])
+
+    def default(self, shape: Shape) -> str:
+        base = forward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen)
+        hopper = hopper_forward_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
+                                       shape.seqlen)
+        return _default("f", hopper, base)
+
+
+class _Backward(_Part):
+    side, hint = "backward", "a…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(("a", "d"))
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        width = shape.width
+        return {"deterministic": {"deterministic": True}} | dict([
+            *_changes("a", _ATOMIC[width]), *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
+            *_changes("deterministic-c", _COLUMNS[width]), *_changes("deterministic-r", _ROWS[width])])
+
+    def default(self, shape: Shape) -> str:
+        base = backward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen, deterministic=False)
+        hopper = hopper_columns_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
+                                       shape.seqlen)
+        return _default("a", hopper, base.columns)
+
+
+FAMILY = Family((_Forward(), _Backward()))
+
+
+def _fault(values: Values, shape: Shape) -> str | None:
+    """Why a kernel for Hopper that a name asks for cannot run on the shape's card; None where it can."""
+    facts: dict[str, Any] = {"capability": shape.capability, "item_bytes": shape.item_bytes,
+                             "attn_dim": shape.attn_dim, "linear_dim": shape.linear_dim}
+    forward, columns = values.get("forward", {}), values.get("atomic", {})
+    if forward.get("order") == "ws":
+        return hopper_fault(ForwardConfig(**forward), **facts)
+    return hopper_columns_fault(ColumnConfig(**columns, atomic=True), **facts) if columns.get("order") == "ws" else None
+
+
+def _changes(lead: str, tiles: Iterable[_Tiles], **more: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Names and what they change, for tiles of one kernel and other fields of it."""
+    kernel, kind = KERNELS[lead]
+    said = [dict(zip(("block_m", "block_n", "warps", "stages"), one, strict=True)) | more for one in tiles]
+    return [(lead + kind.spell(one), _launch(lead, kernel, one)) for one in said]
+
+
+def _launch(lead: str, kernel: str, said: dict[str, Any]) -> dict[str, Any]:
+    return {"deterministic": True, kernel: said} if lead.startswith("deterministic") else {kernel: said}
+
+
+def _read(text: str) -> dict[str, Any]:
+    lead = next((lead for lead in sorted(KERNELS, key=len, reverse=True) if text.startswith(lead)), None)
+    if lead is None:
+        raise ValueError("is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
+    kernel, kind = KERNELS[lead]
+    try:
+        return _launch(lead, kernel, kind.said(text.removeprefix(lead)))
+    except ValueError as why:
+        # What a name is spelled like is said with its beginning.
+        wrong, _, accepted = str(why).partition("; ")
+        spelled = accepted if wrong.startswith("has") else accepted.replace("such as ", f"such as {lead}")
+        raise ValueError(f"{wrong}; {lead + spelled if wrong == 'is not how it is spelled' else spelled}") from None
+
+
+def _default(lead: str, hopper: ForwardConfig | ColumnConfig | None, base: ForwardConfig | ColumnConfig) -> str:
+    """Name of the default: tiles, and what else of it a name would not leave as it is."""
+    if hopper is None:
+        said = {name: getattr(base, name) for name in ("block_m", "block_n", "warps", "stages")}
+        return lead + base.spell(said | ({"order": base.order} if lead == "f" else {}))
+    # The kernels for Hopper load by tensor maps and hold dK and dV at once, whatever these two fields are.
+    changed = {name: value for name, value in hopper.values.items()
+               if hopper.table()[name].always or name == "order"
+               or (name not in ("loads", "split") and value != getattr(base, name))}
+    return lead + hopper.spell(changed)

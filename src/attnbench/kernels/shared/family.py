@@ -1,0 +1,144 @@
+"""Names of a kernel family's launch configurations: listed, read, refused with the nearest, and which is the default.
+
+A family has a `Part` for each kernel that is configured apart: the forward (``m128n128w8s2-tma-pp``) and the backward
+(``b64x128w8s2-atomic-tma-ws``).  A name is one part, or one of each joined by ``+``.  What a part is spelled like says
+`shared.configs`; which of them a shape has says the family.  Imports neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from attnbench.kernels.shared.configs import nearest
+
+Values = Mapping[str, Any]
+"""What a launch is told: fields by name, or by kernel and name."""
+_Shape = TypeVar("_Shape")
+_SIDES = {"fwd": ("both", "forward"), "bwd": ("both", "backward"), "fwd-bwd": ("both", "backward")}
+"""Whose parts are listed and tuned, by mode: in a mode with a backward the forward is as it is by default."""
+
+
+class Misnamed(ValueError):
+    """A name that cannot be read, or of a configuration the shape does not have: the words of a refusal."""
+
+    def __init__(self, text: str, wrong: str, accepted: str, near: str = "") -> None:
+        super().__init__(f"config={text} {wrong}; {accepted}")
+        self.text, self.wrong, self.accepted, self.near = text, wrong, accepted, near
+
+
+class Part(ABC, Generic[_Shape]):
+    """The configurations of one side of a family."""
+
+    side: ClassVar[str]
+    "forward, backward, or both"
+    hint: ClassVar[str]
+    "what its names look like"
+
+    @abstractmethod
+    def begins(self, text: str) -> bool:
+        """Whether a text is meant for this part."""
+
+    @abstractmethod
+    def space(self, shape: _Shape) -> Mapping[str, Values]:
+        """Every configuration that is listed and tuned for a shape, by its short form."""
+
+    @abstractmethod
+    def read(self, text: str, shape: _Shape) -> Values:
+        """What a name says.
+
+        Raises:
+            ValueError: it cannot be read, or is not valid for the shape: ``<what is wrong>; <what is accepted>``.
+        """
+
+    @abstractmethod
+    def default(self, shape: _Shape) -> str:
+        """Short form of the tuned default."""
+
+    def check(self, text: str, shape: _Shape) -> None:
+        """Refuse a name that was read, on a card that it is not for.
+
+        Raises:
+            ValueError: as of `read`.
+        """
+
+    def nearest(self, text: str, shape: _Shape) -> str:
+        """The valid short form most like a text; empty where there is none."""
+        return nearest(text, self.space(shape))
+
+
+@dataclass(frozen=True)
+class Family(Generic[_Shape]):
+    """All parts of a family."""
+
+    parts: tuple[Part[_Shape], ...]
+
+    def space(self, shape: _Shape, mode: str) -> dict[str, Values]:
+        """Configurations that are listed and tuned in a mode: fwd, bwd or fwd-bwd."""
+        return {short: values for part in self._listed(mode) for short, values in part.space(shape).items()}
+
+    def default(self, shape: _Shape, mode: str) -> str:
+        """Short form of the default among those of `space`."""
+        return self._listed(mode)[0].default(shape)
+
+    def split(self, text: str, mode: str = "fwd-bwd") -> dict[str, str]:
+        """A name's text for each side it has.
+
+        Raises:
+            Misnamed: a side has two, or one is empty.
+        """
+        found: dict[str, str] = {}
+        pieces = text.split("+")
+        for piece in pieces:
+            part = next((part for part in self.parts if part.begins(piece)), self._listed(mode)[0])
+            found[part.side] = piece
+        if len(found) < len(pieces) or not all(pieces):
+            hints = [part.hint for part in self.parts]
+            joined = [f"{hints[0]}+{hints[1]}"] if len(hints) == 2 else []
+            raise Misnamed(text, "joins more than one of each", " or ".join([", ".join(hints), *joined]))
+        return found
+
+    def read(self, text: str, shape: _Shape, mode: str) -> dict[str, Any]:
+        """What a name says of a launch.
+
+        Raises:
+            Misnamed: with what is wrong, what is accepted and the nearest.
+        """
+        values: dict[str, Any] = {}
+        for piece, part in self._pieces(text, mode):
+            with _refused(piece, part, shape):
+                values |= part.read(piece, shape)
+        return values
+
+    def check(self, text: str, shape: _Shape, mode: str) -> None:
+        """Refuse a name that was read, on a card that it is not for.
+
+        Raises:
+            Misnamed: as of `read`.
+        """
+        for piece, part in self._pieces(text, mode):
+            with _refused(piece, part, shape):
+                part.check(piece, shape)
+
+    def _pieces(self, text: str, mode: str) -> Iterator[tuple[str, Part[_Shape]]]:
+        for side, piece in self.split(text, mode).items():
+            if side == "backward" and mode == "fwd":
+                raise Misnamed(piece, f"is of the backward, which mode={mode} has not",
+                               f"{self.parts[0].hint} of the forward")
+            yield piece, next(part for part in self.parts if part.side == side)
+
+    def _listed(self, mode: str) -> list[Part[_Shape]]:
+        return [part for part in self.parts if part.side in _SIDES[mode]]
+
+
+@contextmanager
+def _refused(text: str, part: Part[_Shape], shape: _Shape) -> Iterator[None]:
+    """Say with what is wrong of a name which is the nearest."""
+    try:
+        yield
+    except ValueError as why:
+        wrong, _, accepted = str(why).partition("; ")
+        raise Misnamed(text, wrong, accepted or "less of it", part.nearest(text, shape)) from None
