@@ -141,21 +141,21 @@ def ours_rows(runs: Mapping[str, Run]) -> list[list[str]]:
         for row in flash.rows_of(runs[f"flash {mode}"], ["flash-triton"]):
             if row.mode == mode and row.seqlen == 4096 and row.causal and row.peers:
                 peer = max(row.peers, key=lambda name: row.peers[name][0])
-                found.append([f"`flash-triton` {mode}", f"d{row.headdim} s4096 causal", _tflops(row.ours), f"`{peer}`",
-                              _tflops(row.peers[peer][0]), _ratio(row.peers[peer][1:])])
+                found.append([f"`flash-triton` {mode}", f"d{row.headdim}-s4096-causal", _tflops(row.ours), f"`{peer}`",
+                              _tflops(row.peers[peer][0]), f"{row.peers[peer][1]:.2f}"])
     for mode in ("fwd", "bwd"):
         for dense in hstu.rows_of(runs[f"dense {mode}"], hstu_bsa.PEER):
-            if dense.mode == mode and dense.shape[2] == 8192 and dense.ours:
+            if dense.mode == mode and dense.shape[1:] in ((64, 8192), (128, 8192)) and dense.ours:
                 tflops, *ratio = next(iter(dense.ours.values()))
-                found.append([f"`hstu-triton` {mode}", f"d{dense.shape[1]} s8192", _tflops(tflops),
-                              f"`{hstu_bsa.PEER}`", _tflops(dense.peer), _ratio(ratio)])
+                found.append([f"`hstu-triton` {mode}", f"d{dense.shape[1]}-s8192", _tflops(tflops),
+                              f"`{hstu_bsa.PEER}`", _tflops(dense.peer), f"{ratio[0]:.2f}"])
     rates = {(one.case["seqlen"], one.case["attn_dim"], one.backend): one
              for one in runs["sparse fwd"].records if one.time and one.rate}
     for (seqlen, dim, name), own in rates.items():
         peer_record = rates.get((seqlen, dim, hstu_bsa.PEER))
         if name == "hstu-bsa-triton" and seqlen == 8192 and peer_record and own.rate and peer_record.rate:
-            found.append([f"`{name}` fwd", f"d{dim} s8192", _tflops(own.rate.tflops), f"`{hstu_bsa.PEER}`",
-                          _tflops(peer_record.rate.tflops), _ratio(hstu_bsa.ratio(peer_record, own))])
+            found.append([f"`{name}` fwd", f"d{dim}-s8192", _tflops(own.rate.tflops), f"`{hstu_bsa.PEER}`",
+                          _tflops(peer_record.rate.tflops), f"{hstu_bsa.ratio(peer_record, own)[0]:.2f}"])
     return found
 
 

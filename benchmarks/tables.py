@@ -31,6 +31,8 @@ TICK_MS = 3.2e-5
 """Tick of an H200's global timer, which stamps kernels."""
 
 CHINESE = {
+    "kernel": "算子", "shape": "形状", "TFLOP/s": "TFLOP/s",
+    "fastest other": "最快的其他实现", "ours over it": "我们的是它的几倍",
     "Not measured yet.": "尚未测量。",
     "backend": "后端", "what": "说明", "install": "安装", "tested on": "已在何处测试", "untested": "未测试",
     "kernel (batch, heads, length, head dim)": "算子（批大小，头数，长度，头维度）",

@@ -18,7 +18,7 @@ from attnbench.check.reference import References
 from attnbench.suites.load import TOP, load_suite
 from attnbench.workloads.base import load_workload
 
-README = (ROOT / "README.md").read_text("utf-8")
+PYTHON = (ROOT / "docs/python.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 SUITES = (ROOT / "docs/suites.md").read_text("utf-8")
 EXAMPLES = ROOT / "examples"
@@ -42,13 +42,13 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_python_of_the_readme_prints_what_it_says(number, tmp_path):
-    code, said = blocks(README, "python")[number], blocks(README, "text")[number + 1]
+def test_the_python_of_the_docs_prints_what_it_says(number, tmp_path):
+    code, said = blocks(PYTHON, "python")[number], blocks(PYTHON, "text")[number]
     assert shape(python("-c", code, cwd=tmp_path)) == shape(said)
 
 
-def test_the_test_of_the_readme_is_one(tmp_path):
-    functions, test = blocks(README, "python")[0].split("print(")[0], blocks(README, "python")[2]
+def test_the_test_of_the_docs_is_one(tmp_path):
+    functions, test = blocks(PYTHON, "python")[0].split("print(")[0], blocks(PYTHON, "python")[2]
     (tmp_path / "test_mine.py").write_text(f"{functions}\n{test}")
     said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--attnbench-device", "cpu",
                   "--attnbench-max-seconds", "0.2", "test_mine.py", cwd=tmp_path)

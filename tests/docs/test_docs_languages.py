@@ -22,7 +22,7 @@ def code(path) -> list[tuple[str, str]]:
 
 def test_both_show_the_same_code():
     assert code(ENGLISH) == code(CHINESE)
-    assert len(code(ENGLISH)) >= 8
+    assert len(code(ENGLISH)) >= 4
 
 
 def test_both_name_the_same_commands():
@@ -47,5 +47,5 @@ def test_both_have_the_same_tables_sections_and_links():
 def test_the_chinese_is_chinese():
     text = FENCE.sub("", GENERATED.sub("", CHINESE.read_text("utf-8")))
     paragraphs = [part for part in re.split(r"\n\s*\n", text) if len(part) > 40]
-    assert len(paragraphs) > 15
+    assert len(paragraphs) > 10
     assert [part for part in paragraphs if not re.search(r"[\u4e00-\u9fff]", part)] == []

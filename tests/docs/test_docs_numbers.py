@@ -25,8 +25,7 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?:-\d[\d.]*)?\s?(?:[µumn]?s|%|per cen
 SEED = "a figure that seed 004 gives, quoted"
 CONFIDENCE = "the confidence of every interval, stats/summary.py"
 EXPLAINED = {
-    "README.md": {"95 %": CONFIDENCE},
-    "README.zh-CN.md": {"95 %": CONFIDENCE},
+    "docs/commands.md": {"95 %": CONFIDENCE},
     "docs/measuring.md": {
         "95 %": CONFIDENCE, f"{100 * DISAGREE:g} %": "measure.sampling.DISAGREE",
         f"{100 * OWN:g} %": "measure.sampling.OWN",
