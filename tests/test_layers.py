@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dtypes": set(),
     "stats": set(),
     "machine": set(),
-    "workloads": set(),
+    "workloads": {"models"},
     "kernels": set(),
     "models": {"kernels"},
     "backends": {"workloads", "kernels", "models"},
