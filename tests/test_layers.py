@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workloads": {"models"},
     "kernels": set(),
     "models": {"kernels"},
+    "datasets": {"models"},
     "backends": {"workloads", "kernels", "models"},
     "check": {"workloads", "stats"},
     "measure": {"stats", "machine"},

@@ -67,10 +67,12 @@ def attention_share(record: Record) -> float | None:
 
 def hit_share(record: Record, name: str) -> float | None:
     """Share of the history's tokens that are found on the device (hit_tokens) or in host memory (host_hit_tokens)."""
-    counts = [record.counters.get(one) for one in FOUND]
-    known = [count for count in counts if count is not None]
-    own = record.counters.get(name)
-    return own / sum(known) if own is not None and len(known) == len(FOUND) and sum(known) else None
+    own, total = record.counters.get(name), 0.0
+    for one in FOUND:
+        if (count := record.counters.get(one)) is None:
+            return None
+        total += count
+    return own / total if own is not None and total else None
 
 
 def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
