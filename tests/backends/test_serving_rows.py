@@ -39,7 +39,7 @@ STATES = [{"cache": "gpu-hit"}, {"cache": "host-hit"}, {"cache": "partial"}, {"c
           {"cache": "partial", "pool_share": 0.03}]
 
 
-@pytest.mark.parametrize("selector", ["serving-eager", "serving-eager[no-cache]"])
+@pytest.mark.parametrize("selector", ["serving-eager", "serving-eager[no-cache]", "serving-gathered[hstu-eager]"])
 @pytest.mark.parametrize("values", STATES, ids=str)
 def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(selector, values):
     one = case(**values)
@@ -64,7 +64,7 @@ def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(sele
         launch.forward()
         assert recheck(launch, group, **terms).ok
         counts = launch.counters
-    hit = one.found * 2 * (selector == "serving-eager")
+    hit = one.found * 2 * ("no-cache" not in selector)
     assert counts["missed_tokens"] == one.history * 2 - hit
     assert counts["hit_tokens"] + counts["host_hit_tokens"] == hit
     assert (counts["host_hit_tokens"] > 0) == (one.cache == "host-hit" and hit > 0)
@@ -129,6 +129,33 @@ def test_a_model_without_a_cache_has_only_rows_without_one(name):
     assert "no-cache]" in str(refused.value)
     without = next(config.short for config in all_backends()[name].configs(one) if "no-cache" in config.short)
     resolve(f"{name}[{without}]", one).check(one, machine)
+
+
+def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
+    one = case()
+    backend = all_backends()["serving-gathered"]
+    shorts = [config.short for config in backend.configs(one)]
+    dense = [name for name, found in all_backends().items() if (found.workload, found.variant) == ("hstu", "hstu")]
+    assert shorts == [short for name in dense for short in (name, f"{name}+no-cache")]
+    assert len(dense) >= 5
+    with pytest.raises(Unsupported, match="hstu-triton: device=cpu is not supported; cuda"):
+        resolve("serving-gathered[hstu-triton]", one).check(one, Machine("cpu"))
+    without = resolve("serving-gathered[hstu-eager+no-cache]", one)
+    without.check(one, Machine("cpu"))
+    given = inputs(one)
+    with without.session(one, given) as launch:
+        launch.forward()
+        torch.testing.assert_close(launch.outputs()["out"], given.model(given.requests()), rtol=1e-4, atol=1e-5)
+        assert launch.counters["hit_tokens"] == 0
+
+
+def test_a_gathered_step_needs_sequences_of_one_shape():
+    one = case()
+    with resolve("serving-gathered", one).attention(one) as attention:
+        given = inputs(one)
+        mixed = [given.requests()[0], given.before()[1]]
+        with pytest.raises(AttnbenchError, match=r"hstu-eager: sequences=.* differ; one shape in a step"):
+            given.model(mixed, attention=attention)
 
 
 def test_a_configuration_that_is_none_is_refused():

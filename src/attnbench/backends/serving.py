@@ -5,8 +5,9 @@ A configuration is one word or none: ``no-cache`` answers the same requests with
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Config, Launch, Machine
@@ -51,14 +52,15 @@ class ServingBackend(Backend):
         """Without a cache."""
         return [Config(NO_CACHE, {"cache": False})]
 
-    def attention(self, case: Any) -> str | AttentionMaker:
-        """The attention of a step, as `HstuRanking` takes it."""
-        raise NotImplementedError
+    @abstractmethod
+    def attention(self, case: Any) -> AbstractContextManager[str | AttentionMaker]:
+        """The attention of a step, as `HstuRanking` takes it, for as long as a session is open."""
 
     @contextmanager
     def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
         """A cache of its own, filled by the step that came before."""
-        yield ServingSession(case, inputs, self.attention(case), cached=self.cached).launch()
+        with self.attention(case) as attention:
+            yield ServingSession(case, inputs, attention, cached=self.cached).launch()
 
 
 class ServingSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from attnbench.backends.base import Machine, module_exists
@@ -38,6 +39,6 @@ class ServingPaged(ServingBackend):
         if case.config.dim > LARGEST_DIM:
             raise Unsupported(refusal(self.name, "dim", case.config.dim, "is not supported", f"at most {LARGEST_DIM}"))
 
-    def attention(self, case: Any) -> str:
+    def attention(self, case: Any) -> AbstractContextManager[str]:
         """The kernel's."""
-        return "paged"
+        return nullcontext("paged")

@@ -134,16 +134,21 @@ class Gathered(Reference):
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
         given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
-        keys, values = k, v
-        if any(given.cached):
-            assert pool is not None
-            pages, slots, old, fresh = self._gather
-            keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
-            keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
-            keys[fresh], values[fresh] = k, v
+        keys, values = self.gathered(pool, k, v)
         return hstu_attention(q, keys, values, self._offsets, longest, offsets_q=given.table.offsets,
                               max_seqlen_q=given.table.max_new, num_targets=given.table.num_targets, alpha=given.alpha,
                               scaling_seqlen=given.scaling_seqlen)
+
+    def gathered(self, pool: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all sequences, cached and new, packed [keys, heads, dim]."""
+        if not any(self.sequences.cached):
+            return k, v
+        assert pool is not None
+        pages, slots, old, fresh = self._gather
+        keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
+        keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
+        keys[fresh], values[fresh] = k, v
+        return keys, values
 
     @property
     def _lengths(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
