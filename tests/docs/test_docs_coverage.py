@@ -87,7 +87,8 @@ def flags() -> set[str]:
 
 
 OTHERS = {
-    "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu", "--repeats",  # the scripts of the seeds
+    "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu", "--repeats",
+    "--batch_size", "--num_candidates", "--dataset_name", "--inference",  # the scripts of the seeds
     "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
     "--write", "--check", "--out", "--groups",  # of benchmarks/*.py
     "--version", "--no-build-isolation",
@@ -122,6 +123,12 @@ SEED_001 = (
     "Kernel Name,d_head,seq_len,Mean,Median,Min,Max,StdDev,Relative Performance,Attn TFLOP/s", "Reference", "V3",
     "1110, 1512", "1680, 9501", "16384",
 )
+SEED_002 = (
+    "run_bench.sh", "run_bench_nsys.sh", "run_bench_ncu.sh", "process_data.ipynb", "preprocessor.py",
+    "inference_benchmark.py", "--batch_size", "--num_candidates", "--dataset_name", "--inference", "KV Caches",
+    "benchmark_results.xlsx", "Sheet1", "file", "batch_size", "num_candidate", "kv_caches", "candidate_embeddings",
+    "total_time_ms",
+)
 SEED_004 = (
     "minimal_benchmark.py", "compare_implementations.py", "auto_profile.sh", "setup.py",
     "--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--repeats", "--no-grad",
@@ -139,7 +146,7 @@ SEED_004 = (
 )
 
 
-@pytest.mark.parametrize("word", [*SEED_001, *SEED_004])
+@pytest.mark.parametrize("word", [*SEED_001, *SEED_002, *SEED_004])
 def test_everything_a_seed_has_is_mapped(word):
     assert word in MIGRATING
 

@@ -182,7 +182,7 @@ def test_the_published_sizes():
     assert kuairand.history_tokens == 6 + 8192
     assert dlrm.scaling_seqlen == 16384
     assert bench.scaling_seqlen == 2 * 8192 + 1024
-    with pytest.raises(UsageError, match="model=bunch is not known; one of bench, dlrm-v3, kuairand, tiny"):
+    with pytest.raises(UsageError, match="model=bunch is not known; one of bench, dlrm-v3, kuairand, small, tiny"):
         config_of("bunch")
     for wrong in ({"layers": 0}, {"variant": "mine"}, {"head": ()}):
         with pytest.raises(UsageError, match=f"hstu-ranking: {next(iter(wrong))}="):

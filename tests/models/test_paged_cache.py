@@ -183,6 +183,21 @@ class Serving(RuleBasedStateMachine):
     def settle(self):
         self.cache.settle()
 
+    @rule(user=st.integers(0, 3), kept=st.sampled_from([0, 1, 32, 33]), evicted=st.booleans())
+    def forget(self, user, kept, evicted):
+        """Truncated or evicted from outside: what is left is what it was, and steps go on from it."""
+        before = self.cache.held(user)
+        forget = (lambda: self.cache.evict(user)) if evicted else (lambda: self.cache.truncate(user, kept))
+        if any(user in step.users for _, step, _ in self.open):
+            with pytest.raises(UsageError, match=f"user={user} is in a running step"):
+                forget()
+            assert self.cache.held(user) == before
+            return
+        forget()
+        device, host = self.cache.held(user)
+        assert device == (0 if evicted else min(before[0], kept))
+        assert host == (before[1] if evicted else min(before[1], kept))
+
     @rule()
     def break_next_transfer(self):
         LateTransfers.fails = True

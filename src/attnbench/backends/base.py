@@ -89,6 +89,8 @@ class Launch:
     phases: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     "quantise, plan, predict, kernel …: parts that are also timed apart"
     executed_flops: int | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+    "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
     capturable: bool = True
     "may be recorded in a CUDA graph"
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import argparse
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
+from attnbench.text import spelled
 
 WHO = "attnbench import"
 
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         written += [target] if target != "-" else []
     rows = f"{len(found.records)} row{'s' * (len(found.records) != 1)}"
     output.line(f"{layout.name}: {rows}" + (f", written: {', '.join(written)}" if written else ""))
+    if strange := layout.passed_over(args.source):
+        output.note(f"{layout.name}: passed over: {', '.join(map(spelled, strange))}")
     if missed is not None:
         output.note(missed)
     return 0

@@ -29,7 +29,7 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
         verb: the command.
         suite: name or path.
         fixed: fields of `record.Settings` that the verb decides.
-        axes: values the verb has in place of a suite's, where no flag gives any.
+        axes: values the verb has in place of a suite's, where no flag gives any and the workload has such an axis.
         shape_of: the workload that the suite stands for, where the user named none.
 
     Raises:
@@ -45,8 +45,9 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
     device = resolve(settings.pop("device", "auto"))
     found = load_suite(suite, device.kind)
-    found = with_axes(found, {name: values for name, values in (axes or {}).items() if name not in asked_axes})
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
+    found = with_axes(found, {name: values for name, values in (axes or {}).items()
+                              if name in known and name not in asked_axes})
     for name in asked_axes:
         if name not in known:
             raise unknown_axis(who, name, known.values())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import operator
+import re
 import termios
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from attnbench.workloads.base import Case
 
 MIB = 2**20
 
+WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 MOST_FLOPS = 10**24
 """A day of a million cards."""
 
@@ -106,6 +108,23 @@ def executed_flops(name: str, launch: Launch) -> int | None:
         raise UsageError(refusal(name, "executed_flops", repr(value)[:80], "is no count",
                                  f"None or a whole number, 0 to {MOST_FLOPS:g}"))
     return count
+
+
+def counters(name: str, launch: Launch) -> dict[str, float]:
+    """What a launch counts, by name.
+
+    Raises:
+        UsageError: a name that is no word, or what is no finite number.
+    """
+    found = launch.counters
+    if not isinstance(found, Mapping):
+        raise UsageError(refusal(name, "counters", repr(found)[:80], "is no mapping", "names and numbers"))
+    for key, value in found.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_FLOPS
+        if not (isinstance(key, str) and WORD.fullmatch(key)) or not number:
+            raise UsageError(refusal(name, f"counters[{repr(key)[:40]}]", repr(value)[:80], "is no count",
+                                     "a name of small letters, and a number"))
+    return {key: float(value) for key, value in found.items()}
 
 
 @contextmanager

@@ -25,7 +25,16 @@ from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
 from attnbench.worker.blame import HARNESS, BlamePage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
 from attnbench.worker.ending import GroupEnds
-from attnbench.worker.entry import Entry, backend_for, executed_flops, globals_kept, guilty_of, log_watched, notes_of
+from attnbench.worker.entry import (
+    Entry,
+    backend_for,
+    counters,
+    executed_flops,
+    globals_kept,
+    guilty_of,
+    log_watched,
+    notes_of,
+)
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.workloads.base import load_workload
@@ -346,6 +355,7 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             builder.executed_flops = executed_flops(builder.name, launch)
+            builder.counters = counters(builder.name, launch)
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)

@@ -55,6 +55,7 @@ class RecordBuilder:
         self.memory: Memory | None = None
         self.ceilings: Mapping[str, float | None] = {}
         self.executed_flops: int | None = None
+        self.counters: Mapping[str, float] = {}
 
     def of(self, backend: Backend) -> None:
         """Take from the backend what its record says of it."""
@@ -95,6 +96,7 @@ class RecordBuilder:
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
             phases=phases, yardsticks=yardsticks, ceilings=self.ceilings, kernels=timing.kernels,
+            counters=self.counters,
             kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
             rate=Rate.of(work, median_ms, share),

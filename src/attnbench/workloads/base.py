@@ -1,8 +1,8 @@
 """What a workload is: a family of problems, with its inputs, its exact work and its oracle.
 
-A workload is a folder `workloads/<name>/` whose ``__init__.py`` defines ``WORKLOAD``, an instance
-of `Workload`.  That file, `case.py` and `work.py` import without torch; `inputs.py` and `oracle.py`
-are imported by the methods that need them.
+A workload is a folder `workloads/<name>/` (with _ for each - of the name) whose ``__init__.py``
+defines ``WORKLOAD``, an instance of `Workload`.  That file, `case.py` and `work.py` import without
+torch; `inputs.py` and `oracle.py` are imported by the methods that need them.
 """
 
 from __future__ import annotations
@@ -291,14 +291,14 @@ def in_layout(who: str, outputs: Mapping[str, Tensor], shapes: Mapping[str, tupl
 
 
 def load_workload(name: str) -> Workload:
-    """Find a workload by its folder's name.
+    """Find a workload by its name.
 
     Raises:
         UsageError: there is no such workload.
     """
     if name not in workload_names():
         raise unknown("workload", "name", name, workload_names())
-    workload: Workload = importlib.import_module(f"attnbench.workloads.{name}").WORKLOAD
+    workload: Workload = importlib.import_module(f"attnbench.workloads.{name.replace('-', '_')}").WORKLOAD
     return workload
 
 
@@ -306,4 +306,4 @@ def workload_names() -> Sequence[str]:
     """Names of all workloads, by folder."""
     import attnbench.workloads as room
 
-    return sorted(module.name for module in pkgutil.iter_modules(room.__path__) if module.ispkg)
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(room.__path__) if module.ispkg)

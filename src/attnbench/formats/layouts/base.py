@@ -45,6 +45,10 @@ class Layout(ABC):
             RunFileError: it is not of this layout; the message names line and field.
         """
 
+    def passed_over(self, path: str | Path) -> list[str]:
+        """Names of files beside those that `read` takes, of a layout that is a folder."""
+        return []
+
     def console(self, run: Run) -> str | None:
         """What the seed's program printed after such a run; None where it printed nothing of its own."""
         return None

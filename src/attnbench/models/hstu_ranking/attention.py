@@ -20,6 +20,8 @@ from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
+WORKSPACE = 2**28
+"Bytes of intermediate results that the plain evaluation stays under: it takes so many rows at a time."
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,17 @@ class Reference:
                 assert pool is not None
                 before = pool[torch.tensor(held, device=pool.device)].transpose(0, 1).flatten(1, 2)[:, :cached]
                 keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
-            i = torch.arange(cached, cached + new + targets, device=q.device)[:, None]
-            j = torch.arange(cached + new + targets, device=q.device)[None, :]
-            sees = ((j <= i) & (j < cached + new)) | (j == i)
-            scores = torch.einsum("ihd,jhd->hij", q[rows], keys) * given.alpha
-            weights = torch.nn.functional.silu(scores) * sees
-            out[rows] = torch.einsum("hij,jhd->ihd", weights, values) / given.scaling_seqlen
+            length = cached + new + targets
+            step = max(1, WORKSPACE // (4 * keys.shape[1] * length * keys.element_size()))
+            j = torch.arange(length, device=q.device)[None, :]
+            for first in range(0, new + targets, step):
+                last = min(first + step, new + targets)
+                i = torch.arange(cached + first, cached + last, device=q.device)[:, None]
+                sees = ((j <= i) & (j < cached + new)) | (j == i)
+                some = slice(rows.start + first, rows.start + last)
+                scores = torch.einsum("ihd,jhd->hij", q[some], keys) * given.alpha
+                weights = torch.nn.functional.silu(scores) * sees
+                out[some] = torch.einsum("hij,jhd->ihd", weights, values) / given.scaling_seqlen
         return out
 
 
@@ -127,16 +134,21 @@ class Gathered(Reference):
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
         given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
-        keys, values = k, v
-        if any(given.cached):
-            assert pool is not None
-            pages, slots, old, fresh = self._gather
-            keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
-            keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
-            keys[fresh], values[fresh] = k, v
+        keys, values = self.gathered(pool, k, v)
         return hstu_attention(q, keys, values, self._offsets, longest, offsets_q=given.table.offsets,
                               max_seqlen_q=given.table.max_new, num_targets=given.table.num_targets, alpha=given.alpha,
                               scaling_seqlen=given.scaling_seqlen)
+
+    def gathered(self, pool: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all sequences, cached and new, packed [keys, heads, dim]."""
+        if not any(self.sequences.cached):
+            return k, v
+        assert pool is not None
+        pages, slots, old, fresh = self._gather
+        keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
+        keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
+        keys[fresh], values[fresh] = k, v
+        return keys, values
 
     @property
     def _lengths(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
@@ -167,16 +179,18 @@ class Gathered(Reference):
         return found[0], found[1], found[2], found[3]
 
 
-ATTENTIONS: dict[str, Callable[[Sequences], Attention]] = {
-    "reference": Reference, "paged": Paged, "gathered": Gathered}
+AttentionMaker = Callable[[Sequences], Attention]
+ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
 
 
-def attention_of(name: str, sequences: Sequences) -> Attention:
-    """An attention by name, for one step.
+def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:
+    """An attention for one step, by name or by what makes it.
 
     Raises:
         UsageError: there is none of that name.
     """
+    if not isinstance(name, str):
+        return name(sequences)
     if name not in ATTENTIONS:
         raise unknown(WHO, "attention", name, ATTENTIONS)
     return ATTENTIONS[name](sequences)

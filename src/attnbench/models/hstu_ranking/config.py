@@ -11,6 +11,8 @@ from attnbench.errors import UsageError, refusal, unknown
 
 WHO = "hstu-ranking"
 VARIANTS = ("hstu", "stu")
+ACTION_DIM, ACTION_HIDDEN = 8, 256
+"Of models that add the action to its item (DLRMv3)."
 RECENCY_REASON = ("counts positions and times back from the request, so the keys and values of every cached token "
                   "change with each request")
 
@@ -68,9 +70,14 @@ class ModelConfig:
         return self.head[-1] * self.towers
 
     @property
+    def item_tokens(self) -> int:
+        """Tokens of one item of the history: the item and its action, or both in one."""
+        return 1 if self.recency else 2
+
+    @property
     def history_tokens(self) -> int:
         """Most tokens of context and history."""
-        return len(self.context) + self.max_history * (1 if self.recency else 2)
+        return len(self.context) + self.max_history * self.item_tokens
 
     @property
     def scaling_seqlen(self) -> int:
@@ -109,6 +116,9 @@ CONFIGS = {one.name: one for one in (
     ModelConfig(name="dlrm-v3", layers=5, hidden=512, heads=4, dim=128, variant="stu", items=10_000_000, actions=256,
                 context=(1_000_000,), max_history=16384 - 2048 - 1, max_candidates=2048, head=(512, 1), recency=True,
                 eps=1e-6),
+    # `bench` with fewer and smaller layers: what a CPU scores in milliseconds.
+    ModelConfig(name="small", layers=2, hidden=64, heads=2, dim=32, items=10_000, actions=128, max_history=4096,
+                max_candidates=1024, head=(128, 10, 1), towers=3),
     ModelConfig(name="tiny", layers=2, hidden=32, heads=2, dim=16, items=50, actions=8, context=(7, 3), max_history=100,
                 max_candidates=20, head=(16, 2), towers=2),
 )}

@@ -9,22 +9,17 @@ Inference alone: no dropout, no gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnbench.models.hstu_ranking.config import ModelConfig
+from attnbench.models.hstu_ranking.config import ACTION_DIM, ACTION_HIDDEN, ModelConfig
 from attnbench.models.hstu_ranking.rows import POSITIONS, TIME_BUCKETS, Rows
 
 CATEGORIES = 128
-ACTION_DIM, ACTION_HIDDEN = 8, 256
 "Of models that add the action to its item (DLRMv3)."
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"q, k, v [rows, heads, dim] to the output of the same shape"
 
 
 class Tokens(nn.Module):
@@ -39,7 +34,7 @@ class Tokens(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         """[rows, hidden]."""
-        x = functional.embedding(rows.ids, self.table)
+        x = functional.embedding(rows.ids, self.table).to(self.positions.dtype)
         x = x if self.down is None else self.down(x)
         return x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
 
@@ -65,7 +60,7 @@ class CountedBack(nn.Module):
         """[rows, hidden]."""
         assert rows.actions is not None
         assert rows.times is not None
-        item = torch.cat([functional.embedding(rows.ids, self.table),
+        item = torch.cat([functional.embedding(rows.ids, self.table).to(self.positions.dtype),
                           functional.embedding(rows.ids % CATEGORIES, self.categories)], dim=1)
         x = self.item(item) + self.action(functional.embedding(rows.actions, self.actions))
         x = x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
@@ -85,14 +80,18 @@ class Layer(nn.Module):
         self.norm_out = nn.LayerNorm(wide, eps=config.eps)
         self.out = nn.Linear(wide if self.whole else 3 * wide, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        """[rows, hidden] to the same."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[rows, hidden] to u [rows, heads · dim] and q, k, v [rows, heads, dim]."""
         uvqk = self.uvqk(self.norm(x))
         if self.whole:
             uvqk = functional.silu(uvqk)
-        wide = self.heads * self.dim
-        u, v, q, k = uvqk.split(wide, dim=1)
-        a = attend(*(part.view(-1, self.heads, self.dim) for part in (q, k, v))).flatten(1)
+        u, v, q, k = uvqk.split(self.heads * self.dim, dim=1)
+        q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
+        return u, q, k, v
+
+    def output(self, x: Tensor, u: Tensor, attended: Tensor) -> Tensor:
+        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim]."""
+        a = attended.flatten(1)
         if self.whole:
             return x + self.out(self.norm_out(a) * u)
         u = functional.silu(u)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnbench.errors import UsageError, refusal
-from attnbench.models.hstu_ranking.attention import Attention, Sequences, attention_of
+from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Sequences, attention_of
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
 from attnbench.models.hstu_ranking.request import Request, check, history_ids
-from attnbench.models.hstu_ranking.rows import make_rows
+from attnbench.models.hstu_ranking.rows import Rows, make_rows
 from attnbench.models.paged_cache import CacheStep, PagedCache
 from attnbench.models.paged_cache.tables import make_table
 
@@ -58,12 +59,21 @@ class HstuRanking(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.tokens.table.device
+        return self.tokens.positions.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
-        return self.tokens.table.dtype
+        return self.tokens.positions.dtype
+
+    def in_precision(self, dtype: torch.dtype) -> HstuRanking:
+        """A copy that computes in another precision; it shares the table of tokens, whose rows it converts as used."""
+        shared = self.tokens.table
+        found = copy.deepcopy(self, {id(shared): shared})
+        for weight in found._weights:
+            if weight is not shared:
+                weight.data = weight.data.to(dtype)
+        return found
 
     def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool = True,
                    offload_chunk: int = 1, poison: bool = False) -> PagedCache:
@@ -83,14 +93,14 @@ class HstuRanking(nn.Module):
         return id(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
-    def forward(self, requests: Sequence[Request], *, cache: PagedCache | None = None, attention: str = "reference"
-                ) -> Tensor:
+    def forward(self, requests: Sequence[Request], *, cache: PagedCache | None = None,
+                attention: str | AttentionMaker = "reference") -> Tensor:
         """Score the candidates of a batch.
 
         Args:
             requests: of different users.
             cache: keys and values of earlier requests, and from now on of these; None: none.
-            attention: reference, paged or gathered.
+            attention: reference, paged or gathered, or what makes another for a step's sequences.
 
         Returns:
             [candidates, tasks] logits, request after request.
@@ -98,31 +108,59 @@ class HstuRanking(nn.Module):
         Raises:
             UsageError: a request, the cache or the attention cannot be used; one line says why.
         """
-        config = self.config
-        check(config, requests)
+        histories = self.histories(requests, cache)
+        if cache is None:
+            return self.run(self.prepare(requests, histories, self.uncached(requests, histories), attention))
+        users, targets = [one.user for one in requests], [len(one.candidates) for one in requests]
+        with cache.step(users, histories, targets) as step:
+            return self.run(self.prepare(requests, histories, step, attention, cache))
+
+    # ── the parts of a step: what the host does, then what is launched on the device ───────────────
+
+    def histories(self, requests: Sequence[Request], cache: PagedCache | None = None) -> list[np.ndarray]:
+        """Token ids of each request's history, once the requests and the cache are checked.
+
+        Raises:
+            UsageError: a request or the cache cannot be used; one line says why.
+        """
+        check(self.config, requests)
         if cache is not None:
-            config.check_cache()
+            self.config.check_cache()
             if cache.owner != self._state():
                 raise UsageError(refusal(WHO, "cache", f"of {len(cache.users)} users", "was made for other weights",
                                          "one that make_cache of this model made, after its weights were loaded"))
-        histories = [self._history(request) for request in requests]
-        targets = [len(request.candidates) for request in requests]
-        users = [request.user for request in requests]
-        with nullcontext() if cache is None else cache.step(users, histories, targets) as step:
-            if step is None:
-                lengths = [len(history) for history in histories]
-                nothing: list[list[int]] = [[] for _ in users]
-                table = make_table([0] * len(users), lengths, targets, nothing, self.device)
-                step = CacheStep(users, [0] * len(users), lengths, table, nothing)
-            sequences = Sequences(
-                step.table, step.cached, step.new, targets, step.pages, cache.page_size if cache else USUAL_PAGE,
-                config.dim ** -0.5, config.scaling_seqlen)
-            rows = make_rows(config, requests, histories, step.cached, self.device)
-            x = self.tokens(rows)
-            attends = attention_of(attention, sequences)
-            for number, layer in enumerate(self.layers):
-                x = layer(x, _Attending(attends, step, number, cache))
-            return self.towers(x[rows.candidates])
+        return [self._history(request) for request in requests]
+
+    def uncached(self, requests: Sequence[Request], histories: Sequence[np.ndarray]) -> CacheStep:
+        """A step in which nothing is cached."""
+        lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
+        nothing: list[list[int]] = [[] for _ in requests]
+        table = make_table([0] * len(lengths), lengths, targets, nothing, self.device)
+        return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, table, nothing)
+
+    def prepare(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep,
+                attention: str | AttentionMaker, cache: PagedCache | None = None) -> Prepared:
+        """Leave out what is cached, send the rows to the device, and choose the attention.
+
+        Raises:
+            UsageError: there is no such attention.
+        """
+        config = self.config
+        sequences = Sequences(
+            step.table, step.cached, step.new, [len(one.candidates) for one in requests], step.pages,
+            cache.page_size if cache else USUAL_PAGE, config.dim ** -0.5, config.scaling_seqlen)
+        rows = make_rows(config, requests, histories, step.cached, self.device)
+        return Prepared(rows, attention_of(attention, sequences), step, cache)
+
+    @torch.no_grad()
+    def run(self, prepared: Prepared) -> Tensor:
+        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device."""
+        x = self.tokens(prepared.rows)
+        for number, layer in enumerate(self.layers):
+            u, q, k, v = layer.project(x)
+            prepared.append(number, k, v)
+            x = layer.output(x, u, prepared.attend(number, q, k, v))
+        return self.towers(x[prepared.rows.candidates])
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)
@@ -132,15 +170,21 @@ class HstuRanking(nn.Module):
         return np.concatenate([ids[:features], ids[features::2]])
 
 
-class _Attending:
-    """Attention of one layer in a step."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step of which only the device's part is left."""
 
-    def __init__(self, attention: Attention, step: CacheStep, number: int, cache: PagedCache | None) -> None:
-        self.attention, self.step, self.number = attention, step, number
-        self.pool = None if cache is None else cache.pool[number]
+    rows: Rows
+    attention: Attention
+    step: CacheStep
+    cache: PagedCache | None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.pool is not None:
-            self.step.wait_layer(self.number)
-            self.attention.append(self.pool, k, v)
-        return self.attention.attend(self.pool, q, k, v)
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write keys and values of the new history to a layer's pages, where there is a cache."""
+        if self.cache is not None:
+            self.step.wait_layer(layer)
+            self.attention.append(self.cache.pool[layer], k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from the new rows; q, k, v and the result are [rows, heads, dim]."""
+        return self.attention.attend(None if self.cache is None else self.cache.pool[layer], q, k, v)

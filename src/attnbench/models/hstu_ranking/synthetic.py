@@ -72,7 +72,7 @@ def draw_user(config: ModelConfig, user: int, seed: int) -> Log:
     actions = (bits << np.arange(len(ACTION_RATES))).sum(axis=1)
     context = np.array([user % size if feature == 0 else drawn.integers(size)
                         for feature, size in enumerate(config.context)], dtype=np.int64)
-    return Log(user, _hashed(draw_ranks(drawn, count), config.items), actions % config.actions, times, visits, context)
+    return Log(user, hashed(draw_ranks(drawn, count), config.items), actions % config.actions, times, visits, context)
 
 
 def draw_ranks(drawn: np.random.Generator, count: int) -> np.ndarray:
@@ -101,7 +101,7 @@ def _times(drawn: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarr
     return times, begins[begins < count]
 
 
-def _hashed(ranks: np.ndarray, size: int) -> np.ndarray:
+def hashed(ranks: np.ndarray, size: int) -> np.ndarray:
     """Ids below `size` of ranks: splitmix64, so that what is popular is not next to itself."""
     x = ranks.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

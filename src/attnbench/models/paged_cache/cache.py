@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -27,78 +26,13 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UsageError, refusal
-from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
+from attnbench.kernels.hstu.paged.problem import PAGE_SIZES
+from attnbench.models.paged_cache.step import CacheStep, Counts, Leaving, Moving
 from attnbench.models.paged_cache.tables import make_table
 from attnbench.models.paged_cache.tier import Entry, Tier
 from attnbench.models.paged_cache.transfers import Ticket, Transfers
 
 WHO = "kv-cache"
-
-
-@dataclass(slots=True)
-class Counts:
-    """What steps found, in tokens of history: hit + host_hit + missed = tokens, failed steps included."""
-
-    steps: int = 0
-    failed_steps: int = 0
-    tokens: int = 0
-    hit: int = 0
-    host_hit: int = 0
-    missed: int = 0
-    evicted_users: int = 0
-    stale_users: int = 0
-    "dropped because a history had shrunk or differed, on the device or in host memory"
-    offloaded: int = 0
-    "tokens copied to host memory"
-    not_offloaded: int = 0
-    "tokens that host memory had no room for"
-    failed_transfers: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """By name."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-
-@dataclass(slots=True)
-class CacheStep:
-    """What a running step may use."""
-
-    users: list[int]
-    cached: list[int]
-    "tokens of each user that need not be computed"
-    new: list[int]
-    "tokens of history that do"
-    table: Step
-    "for append and attention"
-    pages: list[list[int]]
-    "of each user, for cached and new history"
-    tickets: list[Ticket] = field(default_factory=list)
-
-    def wait_layer(self, layer: int) -> None:
-        """Let the device wait until what is copied in from the host is there, for one layer; the host goes on."""
-        for ticket in self.tickets:
-            ticket.wait_layer(layer)
-
-
-@dataclass(slots=True)
-class _Moving:
-    """A transfer under way and what it keeps from being evicted."""
-
-    ticket: Ticket
-    pinned: list[Entry]
-    arrives: list[tuple[Entry, int, np.ndarray]] | None = None
-    "of an offload: what entries of host memory hold when it is over; None: it goes to the device"
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """What of a user is to be copied out."""
-
-    user: int
-    source: Entry
-    held: Entry
-    span: slice
-    "pages, in the order of the tokens"
 
 
 class PagedCache:
@@ -147,7 +81,7 @@ class PagedCache:
         self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, freed))
         self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, freed))
         self._transfers: Any = transfers(self.pool, self.host) if host_pages else None
-        self._moving: list[_Moving] = []
+        self._moving: list[Moving] = []
         self._running: set[int] = set()
         self._freed(self.pool, list(range(pages)))
         self._freed(self.host, list(range(host_pages)))
@@ -160,6 +94,13 @@ class PagedCache:
     def users(self) -> dict[int, int]:
         """Users on the device and how many of their tokens are cached, the least recently used first."""
         return {user: entry.length for user, entry in self._device_tier.entries.items()}
+
+    def held(self, user: int) -> tuple[int, int]:
+        """Tokens of a user on the device and in host memory, what is on its way there included."""
+        entries = [tier.entries.get(user) for tier in (self._device_tier, self._host_tier)]
+        arriving = [length for moving in self._moving for held, length, _ in moving.arrives or [] if held is entries[1]]
+        device, host = (0 if entry is None else entry.length for entry in entries)
+        return device, max([host, *arriving])
 
     @contextmanager
     def step(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]
@@ -175,15 +116,13 @@ class PagedCache:
             UsageError: a user is there twice or in another running step, or the pool has not the pages; nothing has
                 changed then.
         """
-        found = self._begin(users, histories, targets)
+        found = self.allocate(users, histories, targets, self.lookup(users, histories))
         try:
             yield found
         except BaseException:
-            self._running -= set(found.users)
-            self._abort(found)
+            self.abort(found)
             raise
-        self._running -= set(found.users)
-        self._commit(found, histories)
+        self.commit(found, histories)
 
     def settle(self) -> None:
         """Wait for all transfers."""
@@ -191,9 +130,62 @@ class PagedCache:
             moving.ticket.wait()
         self._poll()
 
-    # ── the three parts of a step ──────────────────────────────────────────────────────────────────
+    def truncate(self, user: int, tokens: int) -> None:
+        """Forget all but a user's first tokens, on the device and in host memory; waits for its transfers.
 
-    def _begin(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]) -> CacheStep:
+        Raises:
+            UsageError: the user is in a running step.
+        """
+        self._idle(user)
+        for tier in (self._device_tier, self._host_tier):
+            entry = tier.entries.get(user)
+            if entry is not None and entry.length > tokens:
+                entry.length, entry.tokens = tokens, entry.tokens[:tokens]
+                tier.shrink(user)
+
+    def evict(self, user: int) -> None:
+        """Free a user's pages on the device; host memory keeps what it has.  Waits for the user's transfers.
+
+        Raises:
+            UsageError: the user is in a running step.
+        """
+        self._idle(user)
+        if user in self._device_tier.entries:
+            self._device_tier.drop(user)
+            self.counts.evicted_users += 1
+
+    def _idle(self, user: int) -> None:
+        """See that nothing uses a user's pages any longer."""
+        if user in self._running:
+            raise UsageError(refusal(WHO, "user", user, "is in a running step", "one that no step uses"))
+        held = [tier.entries[user] for tier in (self._device_tier, self._host_tier) if user in tier.entries]
+        for moving in self._moving:
+            if any(one is entry for one in moving.pinned for entry in held):
+                moving.ticket.wait()
+        self._poll()
+
+    # ── the parts of a step ────────────────────────────────────────────────────────────────────────
+
+    def lookup(self, users: Sequence[int], histories: Sequence[np.ndarray]) -> list[int | None]:
+        """Tokens of each history that the device holds; None: what it holds is not how the history begins."""
+        entries = self._device_tier.entries
+        held = [entries.get(user) for user in users]
+        return [0 if entry is None else entry.length if entry.holds(history) else None
+                for entry, history in zip(held, histories, strict=True)]
+
+    def allocate(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int],
+                 found: Sequence[int | None]) -> CacheStep:
+        """Give a batch its pages and start what comes from host memory: the first part of `step`.
+
+        Args:
+            users: as of `step`.
+            histories: as of `step`.
+            targets: as of `step`.
+            found: what `lookup` has found.
+
+        Raises:
+            UsageError: as of `step`.
+        """
         self._poll()
         tier, keep = self._device_tier, set(users)
         if len(keep) < len(users):
@@ -202,8 +194,7 @@ class PagedCache:
         for user in users:
             if user in self._running:
                 raise UsageError(refusal(WHO, "user", user, "is in another running step", "one step of a user at once"))
-        stale = [user for user, history in zip(users, histories, strict=True)
-                 if user in tier.entries and not tier.entries[user].holds(history)]
+        stale = [user for user, held in zip(users, found, strict=True) if held is None]
         victims = self._room(users, histories, stale)
         for user in stale:
             self._drop_stale(tier, user)
@@ -236,7 +227,7 @@ class PagedCache:
         cached = [entry.length for entry in entries]
         lengths = [len(history) for history in histories]
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
-        pages = [entry.pages for entry in entries]
+        pages = [list(entry.pages) for entry in entries]
         step = CacheStep(list(users), cached, new, make_table(cached, new, targets, pages, self.pool.device), pages,
                          tickets)
         for entry in entries:
@@ -268,7 +259,9 @@ class PagedCache:
             self._moving[0].ticket.wait()
             self._poll()
 
-    def _commit(self, step: CacheStep, histories: Sequence[np.ndarray]) -> None:
+    def commit(self, step: CacheStep, histories: Sequence[np.ndarray]) -> None:
+        """Keep the new history of a step that has run."""
+        self._running -= set(step.users)
         self._poll()
         for user, history in zip(step.users, histories, strict=True):
             entry = self._device_tier.entries[user]
@@ -279,7 +272,9 @@ class PagedCache:
         if self._transfers is not None:
             self._offload(step.users)
 
-    def _abort(self, step: CacheStep) -> None:
+    def abort(self, step: CacheStep) -> None:
+        """Forget the new history of a step that has not run to its end."""
+        self._running -= set(step.users)
         self.counts.failed_steps += 1
         for user in step.users:
             self._device_tier.entries[user].pins -= 1
@@ -347,7 +342,7 @@ class PagedCache:
         self._start(ticket, [entry for one in leaving for entry in (one.source, one.held)],
                     [(one.held, one.source.length, one.source.tokens) for one in leaving])
 
-    def _leaving(self, user: int, keep: Sequence[int]) -> _Leaving | None:
+    def _leaving(self, user: int, keep: Sequence[int]) -> Leaving | None:
         """Give a user host pages for what is to be copied out; None: nothing is, or there is no room for it."""
         source, tier = self._device_tier.entries.get(user), self._host_tier
         held = tier.entries.get(user)
@@ -368,12 +363,12 @@ class PagedCache:
         held = tier.grow(user, source.length)
         tier.touch(user)
         # The page that was partly filled is copied again.
-        return _Leaving(user, source, held, slice(before // self.page_size, tier.needed(source.length)))
+        return Leaving(user, source, held, slice(before // self.page_size, tier.needed(source.length)))
 
     def _start(self, ticket: Ticket, pinned: list[Entry], arrives: list[tuple[Entry, int, np.ndarray]] | None) -> None:
         for entry in pinned:
             entry.pins += 1
-        self._moving.append(_Moving(ticket, pinned, arrives))
+        self._moving.append(Moving(ticket, pinned, arrives))
 
     def _poll(self) -> None:
         """Take note of transfers that are over."""

@@ -1,0 +1,242 @@
+"""What the adapters for a serving step share: a session with a cache that is brought back before each sample.
+
+A configuration is one word or none: ``no-cache`` answers the same requests without a cache, all of it computed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Backend, Config, Launch, Machine
+from attnbench.errors import AttnbenchError, Unsupported, WorkerError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.models.hstu_ranking.attention import AttentionMaker
+    from attnbench.models.hstu_ranking.model import Prepared
+
+NO_CACHE = "no-cache"
+MIB = 2**20
+SETS = 2
+"Sets of requests that a cache has room for: the two that a launch is checked with."
+
+
+class ServingBackend(Backend):
+    """An adapter for the workload `hstu-serving`; the attention inside the step is its own."""
+
+    workload = "hstu-serving"
+    variant = "logits"
+    install = "part of torch"
+
+    @property
+    def cached(self) -> bool:
+        """Whether this row has a cache."""
+        return self.config is None or bool(self.config.values.get("cache", True))
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse a cache where the model has none.
+
+        Raises:
+            Unsupported: naming the model and the reason.
+        """
+        from attnbench.models.hstu_ranking.config import RECENCY_REASON
+
+        if self.cached and case.config.recency:
+            raise Unsupported(refusal(self.name, "model", case.model, RECENCY_REASON, f"{self.name}[{NO_CACHE}]"))
+
+    def configs(self, case: Any) -> Iterable[Config]:
+        """Without a cache."""
+        return [Config(NO_CACHE, {"cache": False})]
+
+    @abstractmethod
+    def attention(self, case: Any) -> AbstractContextManager[str | AttentionMaker]:
+        """The attention of a step, as `HstuRanking` takes it, for as long as a session is open."""
+
+    @contextmanager
+    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+        """A cache of its own, filled by the step that came before."""
+        with self.attention(case) as attention:
+            yield ServingSession(case, inputs, attention, cached=self.cached).launch()
+
+
+class ServingSession:
+    """A model that serves one batch again and again, its cache as the case says before each step."""
+
+    def __init__(self, case: Any, inputs: Any, attention: str | AttentionMaker, *, cached: bool) -> None:
+        self.case, self.model, self.attention = case, inputs.model, attention
+        self.found = case.found if cached else 0
+        self.cache: Any = None
+        if cached:
+            pages = SETS * case.batch * max(1, -(-case.history // case.page_size))
+            self.cache = self.model.make_cache(pages=pages, page_size=case.page_size,
+                                               host_pages=pages if case.cache == "host-hit" else 0)
+        self.out: Tensor | None = None
+        self.parts: _Parts | None = None
+        self.load(inputs)
+
+    def load(self, inputs: Any) -> None:
+        """Take other requests; what a step is to find of them is computed once, with this row's own attention."""
+        self.requests, self.parts = inputs.requests(), None
+        self.users = [one.user for one in self.requests]
+        if self.cache is None:
+            return
+        before = [one for one in inputs.before() if max(self.cache.held(one.user)) < self.found]
+        if before:
+            self.model(before, cache=self.cache, attention=self.attention)
+        self.reset()
+        self.prove()
+
+    def reset(self) -> None:
+        """Bring the cache to where the case has it: only bookkeeping, and where it must be a wait for transfers."""
+        for user in self.users:
+            self.cache.truncate(user, self.found)
+            if self.case.cache == "host-hit":
+                self.cache.evict(user)
+
+    def prove(self) -> None:
+        """See that the cache is as the case says.
+
+        Raises:
+            AttnbenchError: another number of tokens is cached, or elsewhere.
+        """
+        wanted = (0, self.found) if self.case.cache == "host-hit" else (self.found, 0)
+        for user in self.users:
+            if (held := self.cache.held(user)) != wanted:
+                raise AttnbenchError(refusal(
+                    self.case.id, "cached", "{} + {}".format(*held), "tokens on the device and in host memory are not "
+                    f"what {self.case.cache} means", "{} + {}".format(*wanted)))
+
+    def forward(self) -> None:
+        """One step: everything from the requests to the logits."""
+        self.out = None
+        model, cache, requests = self.model, self.cache, self.requests
+        histories = model.histories(requests, cache)
+        if cache is None:
+            self.out = model.run(model.prepare(requests, histories, model.uncached(requests, histories),
+                                               self.attention))
+            return
+        with cache.step(self.users, histories, [len(one.candidates) for one in requests]) as step:
+            if step.cached != [self.found] * self.case.batch:
+                raise AttnbenchError(refusal(self.case.id, "cached", step.cached, "is not what the step was to find",
+                                             f"{self.found} of each user"))
+            self.out = model.run(model.prepare(requests, histories, step, self.attention, cache))
+
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Logits of the last step.
+
+        Raises:
+            WorkerError: there was none.
+        """
+        if self.out is None:
+            raise WorkerError("launch: outputs were asked for before forward")
+        return {"out": self.out}
+
+    def launch(self) -> Launch:
+        """What the harness calls."""
+        from attnbench.workloads.hstu_serving.work import work
+
+        return Launch(
+            forward=self.forward, outputs=self.outputs, reload=self.load,
+            reset=None if self.cache is None else self.reset, phases=self.phases(), capturable=False,
+            executed_flops=work(self.case, self.found).flops if self.found != self.case.found else None,
+            counters=self.counters(), notes=(self.size(),))
+
+    def size(self) -> str:
+        """The model in words."""
+        config = self.case.config
+        words = (f"model {config.name}: {config.layers} layers, hidden {config.hidden}, {config.heads} heads of "
+                 f"{config.dim} dims")
+        return f"{words}; `bench` cut down for a CPU" if config.name == "small" else words
+
+    def counters(self) -> dict[str, float]:
+        """What one step serves, finds and holds."""
+        case = self.case
+        held, on_host = self.found * case.batch, case.cache == "host-hit"
+        history = case.history * case.batch
+        pools = () if self.cache is None else (("pool_mb", self.cache.pool), ("host_pool_mb", self.cache.host))
+        return {
+            "requests": case.batch, "layers": case.config.layers,
+            "tokens": history + case.num_candidates * case.batch,
+            "hit_tokens": 0 if on_host else held, "host_hit_tokens": held if on_host else 0,
+            "missed_tokens": history - held,
+            **{name: pool.numel() * pool.element_size() / MIB for name, pool in pools if pool.numel()}}
+
+    # ── phases ─────────────────────────────────────────────────────────────────────────────────────
+
+    def phases(self) -> dict[str, Callable[[], Any]]:
+        """Parts of a step, in order; projection, append, attention and output are of one layer."""
+        cached: dict[str, Callable[[], Any]] = {} if self.cache is None else {
+            "lookup": lambda: self.part.lookup(), "allocate": lambda: self.part.allocate()}
+        append: dict[str, Callable[[], Any]] = {} if self.cache is None else {"append": lambda: self.part.append()}
+        return {
+            **cached, "strip": lambda: self.part.strip(), "embedding": lambda: self.part.embedding(),
+            "projection": lambda: self.part.projection(), **append, "attention": lambda: self.part.attend(),
+            "output": lambda: self.part.output(), "head": lambda: self.part.head()}
+
+    @property
+    def part(self) -> _Parts:
+        """What phases work on: made with the first of them for these requests."""
+        if self.parts is None:
+            self.parts = _Parts(self)
+        return self.parts
+
+
+class _Parts:
+    """A step taken apart: each part can be called again, and leaves the cache as it finds it."""
+
+    def __init__(self, session: ServingSession) -> None:
+        self.session, self.model, self.cache = session, session.model, session.cache
+        self.requests = session.requests
+        self.targets = [len(one.candidates) for one in self.requests]
+        self.histories = self.model.histories(self.requests, self.cache)
+        if self.cache is None:
+            self.step = self.model.uncached(self.requests, self.histories)
+        else:
+            self.step = self.cache.allocate(session.users, self.histories, self.targets, self.lookup())
+            # Its pages go back to where the next step of these users takes them from: nobody else takes any.
+            self.cache.abort(self.step)
+        self.prepared: Prepared = self.strip()
+        self.layer = self.model.layers[0]
+        self.x = self.embedding()
+        self.u, self.q, self.k, self.v = self.projection()
+        self.append()
+        self.a = self.attend()
+
+    def lookup(self) -> Any:
+        return self.cache.lookup(self.session.users, self.histories)
+
+    def allocate(self) -> None:
+        found = [self.session.found if one.user in self.cache.users else 0 for one in self.requests]
+        self.cache.abort(self.cache.allocate(self.session.users, self.histories, self.targets, found))
+
+    def strip(self) -> Any:
+        histories = self.model.histories(self.requests, self.cache)
+        return self.model.prepare(self.requests, histories, self.step, self.session.attention, self.cache)
+
+    def embedding(self) -> Tensor:
+        return self._call(self.model.tokens, self.prepared.rows)
+
+    def projection(self) -> Any:
+        return self._call(self.layer.project, self.x)
+
+    def append(self) -> None:
+        self._call(self.prepared.append, 0, self.k, self.v)
+
+    def attend(self) -> Tensor:
+        return self._call(self.prepared.attend, 0, self.q, self.k, self.v)
+
+    def output(self) -> Tensor:
+        return self._call(self.layer.output, self.x, self.u, self.a)
+
+    def head(self) -> Tensor:
+        return self._call(self.model.towers, self.x[self.prepared.rows.candidates])
+
+    def _call(self, part: Callable[..., Any], *given: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return part(*given)

@@ -1,0 +1,44 @@
+"""``serving-paged``: a ranking step whose attention is our kernel that reads pages and new tokens in one launch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from attnbench.backends.base import Machine, module_exists
+from attnbench.backends.serving import ServingBackend
+from attnbench.errors import Unavailable, Unsupported, refusal
+
+LARGEST_DIM = 256
+
+
+class ServingPaged(ServingBackend):
+    """`hstu_paged_attention` and `hstu_paged_append` in every layer."""
+
+    name = "serving-paged"
+    title = "Ranking step, our paged attention (Triton)"
+    distribution = "triton"
+    compiles = True
+
+    def probe(self) -> None:
+        """Ask for Triton, which torch for a GPU brings.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        if not module_exists("triton"):
+            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
+
+    def check(self, case: Any, machine: Machine) -> None:
+        """Refuse what the kernel does not take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if case.config.dim > LARGEST_DIM:
+            raise Unsupported(refusal(self.name, "dim", case.config.dim, "is not supported", f"at most {LARGEST_DIM}"))
+
+    def attention(self, case: Any) -> AbstractContextManager[str]:
+        """The kernel's."""
+        return nullcontext("paged")

@@ -1,0 +1,53 @@
+"""What one user did, as the files of this room carry it.  Imports without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+FEATURES = ("user_active_degree", "follow_user_num_range", "fans_user_num_range", "friend_user_num_range",
+            "register_days_range")
+"Of a user; with the user's own number the six context features of the model."
+ACTIONS = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
+"Bits of `action_weights`, the lowest first."
+LISTS = ("video_id", "time_ms", "action_weights", "play_time_ms", "duration_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One user, in the order of time; all arrays are int64 [interactions]."""
+
+    user_id: int
+    features: tuple[int, ...]
+    "as of `FEATURES`, categories numbered from 1"
+    video_id: np.ndarray
+    time_ms: np.ndarray
+    action_weights: np.ndarray
+    play_time_ms: np.ndarray
+    duration_ms: np.ndarray
+    date: np.ndarray
+    "YYYYMMDD of each interaction"
+
+    def days(self) -> Iterator[tuple[int, slice]]:
+        """Each date with its run of interactions; a date that comes again is another run."""
+        if not len(self.date):
+            return
+        starts = np.flatnonzero(np.diff(self.date, prepend=self.date[0] - 1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self.date)], strict=True):
+            yield int(self.date[start]), slice(start, stop)
+
+
+def intervals(times: np.ndarray, interval_ms: int) -> list[int]:
+    """Where intervals end, as counts of interactions: an interval begins with one and takes those before it is over.
+
+    Args:
+        times: milliseconds, ascending.
+        interval_ms: how long an interval is.
+    """
+    ends, at = [0], 0
+    while at < len(times):
+        at = int(np.searchsorted(times, times[at] + interval_ms, side="left"))
+        ends.append(at)
+    return ends

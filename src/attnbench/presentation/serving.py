@@ -1,0 +1,102 @@
+"""The table of rows that serve requests: latency end to end, host and GPU apart, throughput, hits, attention's share.
+
+Whatever a launch counts as `requests` has it.  End to end is what the timer `wall` reads; the GPU's part is that of a
+timer that reads the device alone.  Attention's share is that of the phases' sum, in which the phases of one layer
+count `layers` times; 1 / (1 - share) is what a step would gain if attention took no time at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.presentation import figures
+from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.record import Record, Time
+
+END_TO_END = "wall"
+OF_THE_DEVICE = ("cupti", "events", "graph")
+OF_A_LAYER = ("projection", "append", "attention", "output")
+ATTENTION = "attention"
+REQUESTS, TOKENS = "requests", "tokens"
+PER_SECOND = (REQUESTS, TOKENS)
+FOUND = ("hit_tokens", "host_hit_tokens", "missed_tokens")
+
+
+def serving(title: str, records: Sequence[Record]) -> list[Block]:
+    """A line for each record that serves requests; nothing where none does."""
+    served = [record for record in records if record.counters.get(REQUESTS) and record.time]
+    if not served:
+        return []
+    unit = figures.unit_for(time.median_ms for record in served
+                            if (time := end_to_end(record) or record.time) and time.median_ms is not None)
+    columns = [
+        Column("backend", f"served, {unit.name}", 0, number=False),
+        Column("p50", "p50", 0), Column("p95", "p95", 1), Column("p99", "p99", 0),
+        Column("host", "host", 3), Column("gpu", "GPU", 2),
+        Column(REQUESTS, "requests/s", 2), Column(TOKENS, "tokens/s", 4),
+        Column("hit", "hit %", 4), Column("host_hit", "host hit %", 5),
+        Column("pool", "pool MiB", 7), Column("host_pool", "host pool MiB", 8),
+        Column("share", "attention %", 3), Column("gain", "without it", 6),
+    ]
+    lines = [Line(record, _cells(record, unit)) for record in served]
+    return [Block(title, None, said(columns, lines), lines)]
+
+
+def end_to_end(record: Record) -> Time | None:
+    """The time from requests to logits, as the host sees it; None where only the device was timed."""
+    return next((time for time in (record.time, *record.timers.values()) if time and time.timer == END_TO_END), None)
+
+
+def of_the_device(record: Record) -> Time | None:
+    """The device's time alone; None on a CPU."""
+    times = {time.timer: time for time in (record.time, *record.timers.values()) if time}
+    return next((times[name] for name in OF_THE_DEVICE if name in times), None)
+
+
+def attention_share(record: Record) -> float | None:
+    """Share of the phases' sum that attention takes, from 0 to 1; None where phases or layers are not known."""
+    layers = record.counters.get("layers")
+    medians: dict[str, float] = {}
+    for name, time in record.phases.items():
+        if time.median_ms is None:
+            return None
+        medians[name] = time.median_ms * ((layers or 0) if name in OF_A_LAYER else 1)
+    total = sum(medians.values())
+    return medians[ATTENTION] / total if layers and total and ATTENTION in medians else None
+
+
+def hit_share(record: Record, name: str) -> float | None:
+    """Share of the history's tokens that are found on the device (hit_tokens) or in host memory (host_hit_tokens)."""
+    own, total = record.counters.get(name), 0.0
+    for one in FOUND:
+        if (count := record.counters.get(one)) is None:
+            return None
+        total += count
+    return own / total if own is not None and total else None
+
+
+def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
+    whole, device, counters = end_to_end(record), of_the_device(record), record.counters
+    cells = {"backend": backend_name(record)}
+    if whole is not None:
+        cells |= {name: _in(unit, value) for name, value in (
+            ("p50", whole.median_ms), ("p95", whole.p95_ms), ("p99", whole.p99_ms))}
+        seconds = whole.median_ms / 1e3 if whole.median_ms else None
+        cells |= {name: figures.plain(count / seconds) for name in PER_SECOND
+                  if (count := counters.get(name)) is not None and seconds}
+    if device is not None:
+        cells |= {"gpu": _in(unit, device.median_ms), "host": _in(unit, whole.host_ms if whole else None)}
+    share = attention_share(record)
+    return cells | {
+        "hit": _percent(hit_share(record, "hit_tokens")), "host_hit": _percent(hit_share(record, "host_hit_tokens")),
+        "pool": figures.plain(counters.get("pool_mb")), "host_pool": figures.plain(counters.get("host_pool_mb")),
+        "share": _percent(share),
+        "gain": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else ""}
+
+
+def _in(unit: figures.Unit, ms: float | None) -> str:
+    return figures.plain(None if ms is None else ms * unit.per_ms)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f}"

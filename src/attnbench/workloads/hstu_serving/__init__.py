@@ -1,0 +1,105 @@
+"""HSTU ranking inference with a paged cache: one step of a whole model is one launch.
+
+Imports without torch; the methods that make or read tensors import what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import unknown
+from attnbench.record import Work
+from attnbench.workloads.base import Draw, Workload, in_layout
+from attnbench.workloads.hstu_serving.axes import AXES
+from attnbench.workloads.hstu_serving.case import ServingCase
+from attnbench.workloads.hstu_serving.work import work
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch import dtype as torch_dtype
+
+    from attnbench.workloads.hstu_serving.inputs import ServingInputs
+
+__all__ = ["WORKLOAD", "ServingCase", "ServingWorkload"]
+
+
+class ServingWorkload(Workload):
+    """A step of HSTU ranking: what is cached is looked up, the rest computed, candidates scored."""
+
+    name = "hstu-serving"
+    title = "HSTU ranking step"
+    axes = AXES
+    variants = ("logits",)
+
+    def case(self, values: Mapping[str, Any]) -> ServingCase:
+        """Build a case from axis values or from `ServingCase.to_dict`; what is missing takes the axis default.
+
+        Raises:
+            UsageError: an axis is not known or a value not possible.
+        """
+        known = {axis.name: axis.default for axis in self.axes}
+        for name in values:
+            if name not in known:
+                raise unknown(self.name, "axis", name, known)
+        return ServingCase(**(known | dict(values)))
+
+    def work(self, case: ServingCase) -> Work:
+        """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
+        return work(case)
+
+    def inputs(self, case: ServingCase, *, seed: int, kind: str, device: str | device) -> ServingInputs:
+        """Model and requests; see `inputs.make_inputs`."""
+        from attnbench.workloads.hstu_serving.inputs import make_inputs
+
+        return make_inputs(case, seed=seed, kind=kind, device=device)
+
+    def oracle(
+        self, variant: str, case: ServingCase, inputs: ServingInputs, *, dtype: torch_dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """The logits of a model without a cache; nothing is drawn, as a user at a time fits anywhere."""
+        from attnbench.workloads.hstu_serving.oracle import evaluate
+
+        self._known(variant)
+        return evaluate(inputs, dtype=dtype)
+
+    def expected_errors(
+        self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Standard deviation of each logit; `rounding.py` says how it is found."""
+        from attnbench.workloads.hstu_serving.rounding import expected_errors
+
+        self._known(variant)
+        return expected_errors(inputs)
+
+    def draw(self, case: ServingCase, *, seed: int, max_bytes: int) -> Draw:
+        """Everything."""
+        return Draw()
+
+    def select(self, case: ServingCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+        """The logits, in the workload's layout."""
+        return in_layout(case.id, outputs, {"out": (case.batch * case.num_candidates, case.config.tasks)})
+
+    def suspects(
+        self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
+    ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
+        """A cache whose keys nobody reads: what a kernel answers that ignores the pages it is given."""
+        import torch
+
+        from attnbench.workloads.hstu_serving.oracle import evaluate
+
+        if case.found:
+            yield "cached tokens that are not read", evaluate(inputs, dtype=torch.float32, unseen=case.found)
+
+    def shrink(self, case: ServingCase, factor: float) -> ServingCase | None:
+        """Fewer users; None where there is one."""
+        batch = int(case.batch * factor)
+        return replace(case, batch=batch) if batch else None
+
+    def _known(self, variant: str) -> None:
+        if variant not in self.variants:
+            raise unknown(self.name, "variant", variant, self.variants)
+
+
+WORKLOAD = ServingWorkload()

@@ -1,0 +1,54 @@
+"""How the command line and the suite files spell the fields of a `ServingCase`.
+
+An axis that other workloads have too keeps its default there: they share one flag.  Imports without torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attnbench.models.hstu_ranking.config import CONFIGS
+from attnbench.workloads.attention.axes import parse_size
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.base import Axis, one_of
+from attnbench.workloads.hstu.axes import parse_count
+from attnbench.workloads.hstu_serving.case import CACHES, PAGE_SIZES
+
+NO_CACHE = "no-cache"
+
+
+def parse_cache(text: str) -> str:
+    """Read where cached tokens lie; the way of doing without a cache is told to whoever asks for it here."""
+    if text == NO_CACHE:
+        raise ValueError(f"one of {', '.join(CACHES)}; a step without a cache is the row BACKEND[{NO_CACHE}], "
+                         "beside the others of each case")
+    return one_of(*CACHES)(text)
+
+
+def parse_share(text: str) -> float:
+    """Read a share above 0, at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise ValueError("a number above 0, at most 1")
+    return value
+
+
+def parse_page_size(text: str) -> int:
+    """Read a page size."""
+    return int(one_of(*map(str, PAGE_SIZES))(text))
+
+
+AXES = (
+    Axis("batch", parse_size, "users, each with one request", 2),
+    Axis("num_candidates", parse_size, "candidates of each request", 128),
+    Axis("cached", parse_count, "tokens of each history that an earlier step has computed", 1024),
+    Axis("new_tokens", parse_count, "tokens of each history since then", 256),
+    Axis("cache", parse_cache, f"where the cached tokens are: {', '.join(CACHES)}", CACHES[0]),
+    Axis("pool_share", parse_share, "share of them that the pool still holds; default: 0.5 of partial, else 1", None),
+    Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
+    Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
+    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
+)

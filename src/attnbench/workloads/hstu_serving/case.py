@@ -1,0 +1,144 @@
+"""One step of HSTU ranking inference: a batch of users, what a cache holds of them, and the candidates to score.
+
+A user's history has `cached` + `new_tokens` tokens.  Keys and values of the first `cached` ones were computed in an
+earlier step and lie where `cache` says; the others are new.  The step scores `num_candidates` candidates of each user.
+
+    gpu-hit     all cached tokens are in pages on the device
+    host-hit    all are in host memory, none on the device
+    partial     the first `pool_share` of them are in pages on the device, the rest is nowhere and computed again
+
+How the step is carried out (by which attention, with or without the cache, launch by launch or as a CUDA graph) is the
+backend's affair, so all ways of doing it are rows of one group.
+
+Imports without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.models.hstu_ranking.config import ModelConfig, config_of
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+
+WHO = "hstu-serving"
+CACHES = ("gpu-hit", "host-hit", "partial")
+PAGE_SIZES = (32, 64, 128)
+MOST_BATCH, MOST_TOKENS = 1024, 2**20
+USUAL_SHARE = 0.5
+
+_FOLLOWS: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingCase:
+    """A frozen problem.
+
+    Raises:
+        UsageError: a field is not possible, or the fields contradict each other; the message names one.
+    """
+
+    batch: int
+    "users, each with one request"
+    num_candidates: int
+    "of each request"
+    cached: int
+    "tokens of each history that an earlier step has computed"
+    new_tokens: int
+    "tokens of each history since then"
+    cache: str = "gpu-hit"
+    pool_share: float = _FOLLOWS
+    "share of the cached tokens that the pool on the device still holds; not given: 0.5 of partial, else 1"
+    model: str = "bench"
+    page_size: int = 64
+    dtype: str = "fp16"
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("batch", 1, MOST_BATCH), ("num_candidates", 1, MOST_TOKENS),
+                                  ("cached", 0, MOST_TOKENS), ("new_tokens", 0, MOST_TOKENS)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise _refuse(name, value, "cannot be used", f"a whole number from {least} to {most}")
+        for name, accepted in (("cache", CACHES), ("dtype", ACCEPTED_DTYPES)):
+            if getattr(self, name) not in accepted:
+                raise unknown(WHO, name, getattr(self, name), accepted)
+        if self.page_size not in PAGE_SIZES:
+            raise _refuse("page_size", self.page_size, "is not supported", f"one of {', '.join(map(str, PAGE_SIZES))}")
+        self._check_share()
+        self._check_lengths(config_of(self.model))
+
+    def _check_share(self) -> None:
+        if self.pool_share is None:
+            object.__setattr__(self, "pool_share", USUAL_SHARE if self.cache == "partial" else 1.0)
+        share = self.pool_share
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            raise _refuse("pool_share", share, "cannot be used", "a number above 0, at most 1")
+        object.__setattr__(self, "pool_share", float(share))
+        if self.cache != "partial" and share != 1:
+            raise _refuse("pool_share", share, f"does not go with cache={self.cache}, which finds all cached tokens",
+                          "1, or cache=partial")
+
+    def _check_lengths(self, config: ModelConfig) -> None:
+        if self.num_candidates > config.max_candidates:
+            raise _refuse("num_candidates", self.num_candidates, f"is over what model={self.model} scores",
+                          f"at most {config.max_candidates}")
+        for name, tokens in (("cached", self.cached), ("cached + new_tokens", self.history)):
+            rest = tokens - len(config.context)
+            if tokens and (rest < 0 or rest % config.item_tokens):
+                items = "an item each" if config.item_tokens == 1 else "an item and its action each"
+                raise _refuse(name, tokens, f"is no history of model={self.model}",
+                              f"{len(config.context)} tokens of context and {config.item_tokens} ({items}) an item")
+        if self.history > config.history_tokens:
+            raise _refuse("cached + new_tokens", self.history, f"is over the history of model={self.model}",
+                          f"at most {config.history_tokens}")
+        if self.history == 0 and config.context:
+            raise _refuse("cached + new_tokens", 0, f"leaves out the context of model={self.model}",
+                          f"at least {len(config.context)}")
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes of the model."""
+        return config_of(self.model)
+
+    @property
+    def mode(self) -> str:
+        """What a sample times: serving has no backward."""
+        return "fwd"
+
+    @property
+    def history(self) -> int:
+        """Tokens of each history."""
+        return self.cached + self.new_tokens
+
+    @property
+    def found(self) -> int:
+        """Tokens of each history that the step finds cached: whole items, and the context with the first."""
+        config = self.config
+        context, size = len(config.context), config.item_tokens
+        tokens = int(self.pool_share * self.cached)
+        return max(0, context + (tokens - context) // size * size) if tokens >= context else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of each user that the step computes: history that is not cached, and candidates."""
+        return self.history - self.found + self.num_candidates
+
+    def items(self, tokens: int) -> int:
+        """Items of a history of so many tokens."""
+        return max(0, tokens - len(self.config.context)) // self.config.item_tokens
+
+    @property
+    def id(self) -> str:
+        """Short name such as ``bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16``."""
+        share = f"{self.pool_share:g}".replace(".", "_") if self.cache == "partial" else ""
+        return "-".join([self.model, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
+                         f"n{self.new_tokens}", self.cache + share, f"p{self.page_size}", self.dtype])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _refuse(name: str, value: object, wrong: str, accepted: str) -> UsageError:
+    return UsageError(refusal(WHO, name, value, wrong, accepted))

@@ -1,0 +1,127 @@
+"""Seeded inputs of a `ServingCase`: the model, and a request of each user with the one before it.
+
+Weights are the same for every seed: they belong to the case's model.  A seed draws users and what they ask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.dtypes import torch_dtype
+from attnbench.errors import unknown
+from attnbench.models.hstu_ranking.model import HstuRanking
+from attnbench.models.hstu_ranking.request import Request
+from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
+from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.hstu_serving.case import WHO, ServingCase
+
+WEIGHTS_SEED = 0
+MINUTE = 60
+_MODELS: WeakValueDictionary[tuple[str, str, str], HstuRanking] = WeakValueDictionary()
+"Of the inputs that are in use: two sets of inputs of a case share one."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingInputs:
+    """A model and the requests of a batch."""
+
+    case: ServingCase
+    model: HstuRanking
+    users: tuple[int, ...]
+    items: Tensor
+    "int64 [batch, items of the history], in host memory as all of a request"
+    actions: Tensor
+    "int64 [batch, items of the history]"
+    candidates: Tensor
+    "int64 [batch, num_candidates]"
+    context: Tensor
+    "int64 [batch, features]"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Requests and weights.  Tables of tokens are left out: no step writes to them, and some have gigabytes."""
+        weights = {name: weight for name, weight in self.model.named_parameters() if not name.startswith("tokens.")}
+        return weights | {name: getattr(self, name) for name in ("items", "actions", "candidates", "context")}
+
+    def requests(self) -> list[Request]:
+        """What the step is to answer; the arrays are views of the tensors."""
+        return [self._request(number, self.items.shape[1]) for number in range(self.case.batch)]
+
+    def before(self) -> list[Request]:
+        """What was asked when what the step finds was computed: no candidates, and a history of these tokens."""
+        items = self.case.items(self.case.found)
+        return [self._request(number, items, candidates=0) for number in range(self.case.batch)]
+
+    def _request(self, number: int, items: int, candidates: int | None = None) -> Request:
+        times: np.ndarray = np.arange(items, dtype=np.int64) * MINUTE
+        return Request(
+            user=self.users[number], items=self.items[number, :items].numpy(),
+            actions=self.actions[number, :items].numpy(), candidates=self.candidates[number, :candidates].numpy(),
+            context=self.context[number].numpy(), times=times, now=items * MINUTE)
+
+
+def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.device) -> ServingInputs:
+    """Make the inputs of a case.
+
+    Args:
+        case: the problem.
+        seed: of users and requests; different seeds have different users.
+        kind: of items: normal, as popular as those of the synthetic users; uniform; zeros: the same one always.
+        device: of the model; requests are in host memory.
+
+    Raises:
+        UsageError: the kind is not known.
+    """
+    if kind not in KINDS:
+        raise unknown(WHO, "input", kind, KINDS)
+    config, drawn = case.config, np.random.default_rng([seed, *case.id.encode()])
+    length = case.items(case.history)
+
+    def some(size: int, count: int) -> Tensor:
+        shape = (case.batch, count)
+        if kind == "zeros":
+            return torch.zeros(shape, dtype=torch.int64)
+        if kind == "normal" and size == config.items:
+            return torch.from_numpy(hashed(draw_ranks(drawn, case.batch * count), size).reshape(shape))
+        return torch.from_numpy(drawn.integers(0, size, shape))
+
+    features = [some(size, 1) for size in config.context]
+    return ServingInputs(
+        case=case, model=_model(case, device), users=tuple(_users(seed, case.batch)),
+        items=some(config.items, length), actions=some(config.actions, length),
+        candidates=some(config.items, case.num_candidates),
+        context=torch.cat(features, dim=1) if features else torch.zeros((case.batch, 0), dtype=torch.int64))
+
+
+def _check_memory(case: ServingCase, device: str | torch.device) -> None:
+    """Refuse tables that host memory has no room for; a card says so itself.
+
+    Raises:
+        MemoryError: with the sizes.
+    """
+    config = case.config
+    rows = config.vocabulary * config.width + config.history_tokens * config.hidden
+    wanted = rows * torch_dtype(case.dtype).itemsize
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.device(device).type == "cpu" and wanted > free // 2:
+        raise MemoryError(f"the tables of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+
+
+def _users(seed: int, count: int) -> Sequence[int]:
+    return range(seed << 20, (seed << 20) + count)
+
+
+def _model(case: ServingCase, device: str | torch.device) -> HstuRanking:
+    key = (case.model, case.dtype, str(device))
+    found = _MODELS.get(key)
+    if found is None:
+        _check_memory(case, device)
+        found = HstuRanking(case.config, seed=WEIGHTS_SEED, dtype=torch_dtype(case.dtype), device=device)
+        _MODELS[key] = found
+    return found

@@ -1,0 +1,84 @@
+"""Exact useful work of a serving step, in closed form.  Imports without torch.
+
+Of each user, with m rows of new history (what is not found cached), T candidates, c cached tokens, d hidden, H heads of
+D dims, w = H D, a multiply-add being 2:
+
+    projection    (m + T) · 2 · d · 4 w           a layer
+    attention     4 · w · pairs                   a layer; pairs = m c + m (m + 1)/2 + T (c + m + 1)
+    output        (m + T) · 2 · w · d             a layer (three times that in Meta's layer, whose input is 3 w wide)
+    embedding     the product behind a narrower table; for DLRMv3 the MLPs of item and action
+    towers        T · 2 · (products of the sizes)
+
+Elementwise functions are not counted.  Bytes are the least a step can move: weights once, the rows of the tables that
+it reads, cached keys and values once, new ones once, logits once; a host hit moves its pages over the bus as well,
+which is no memory of the device and not in.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from attnbench.dtypes import DTYPES
+from attnbench.models.hstu_ranking.config import ACTION_DIM, ACTION_HIDDEN, ModelConfig
+from attnbench.record import Work
+from attnbench.workloads.hstu_serving.case import ServingCase
+
+
+def work(case: ServingCase, found: int | None = None) -> Work:
+    """Useful FLOPs and least bytes of one step.
+
+    Args:
+        case: the problem.
+        found: tokens of each history that are found cached; None: as the case says.
+    """
+    found = case.found if found is None else found
+    config, new = case.config, case.history - found
+    rows, wide = new + case.num_candidates, config.heads * config.dim
+    attention = 4 * wide * pairs(found, new, case.num_candidates)
+    a_user = (rows * _row_flops(config) + config.layers * (rows * layer_row_flops(config) + attention)
+              + case.num_candidates * _tower_flops(config))
+    item = DTYPES[case.dtype].bytes
+    kept = config.layers * 2 * wide * (found + new)
+    moved = _weights(config) + case.batch * (
+        rows * (config.width + config.hidden) + kept + case.num_candidates * config.tasks)
+    return Work(flops=case.batch * a_user, bytes=item * moved)
+
+
+def attention_flops(case: ServingCase, found: int | None = None) -> int:
+    """Of these, what attention takes in all layers."""
+    found = case.found if found is None else found
+    config = case.config
+    of_a_layer = 4 * config.heads * config.dim * pairs(found, case.history - found, case.num_candidates)
+    return case.batch * config.layers * of_a_layer
+
+
+def pairs(cached: int, new: int, candidates: int) -> int:
+    """(query, key) pairs that are visible to the rows of one user."""
+    return new * cached + new * (new + 1) // 2 + candidates * (cached + new + 1)
+
+
+def layer_row_flops(config: ModelConfig) -> int:
+    """Products of one row in one layer, without attention."""
+    wide = config.heads * config.dim
+    return 2 * config.hidden * 4 * wide + 2 * (wide if config.variant == "hstu" else 3 * wide) * config.hidden
+
+
+def _row_flops(config: ModelConfig) -> int:
+    if config.recency:
+        return 2 * (_products((2 * config.width, config.hidden, config.hidden))
+                    + _products((ACTION_DIM, ACTION_HIDDEN, config.hidden)))
+    return 0 if config.width == config.hidden else 2 * config.width * config.hidden
+
+
+def _tower_flops(config: ModelConfig) -> int:
+    return 2 * config.towers * _products((config.hidden, *config.head))
+
+
+def _weights(config: ModelConfig) -> int:
+    wide = config.heads * config.dim
+    layer = config.hidden * 4 * wide + (wide if config.variant == "hstu" else 3 * wide) * config.hidden
+    return config.layers * layer + (_row_flops(config) + _tower_flops(config)) // 2
+
+
+def _products(sizes: tuple[int, ...]) -> int:
+    return sum(before * after for before, after in pairwise(sizes))

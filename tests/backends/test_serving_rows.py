@@ -1,0 +1,171 @@
+"""Serving rows: right in every state of the cache, proved to be in it, apart by phases, and found out where wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, resolve
+from attnbench.backends.serving import ServingSession
+from attnbench.check.examine import examine, recheck
+from attnbench.check.inspection import Inspection
+from attnbench.check.reference import References
+from attnbench.errors import AttnbenchError, Unsupported, UsageError
+from attnbench.models.hstu_ranking.attention import Reference
+from attnbench.workloads.base import load_workload
+
+WORKLOAD = load_workload("hstu-serving")
+TINY = {"model": "tiny", "batch": 2, "num_candidates": 5, "cached": 62, "new_tokens": 8, "dtype": "fp32",
+        "page_size": 32}
+
+
+def case(**values):
+    return WORKLOAD.case(TINY | values)
+
+
+def inputs(one, seed=1):
+    return WORKLOAD.inputs(one, seed=seed, kind="normal", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """No thread of these launches works on behind a call: there is nothing to wait for."""
+    monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.0)
+
+
+STATES = [{"cache": "gpu-hit"}, {"cache": "host-hit"}, {"cache": "partial"}, {"cached": 0}, {"new_tokens": 0},
+          {"cached": 64, "new_tokens": 2}, {"cached": 32, "new_tokens": 64, "dtype": "bf16"},
+          {"cache": "partial", "pool_share": 0.03}]
+
+
+@pytest.mark.parametrize("selector", ["serving-eager", "serving-eager[no-cache]", "serving-gathered[hstu-eager]"])
+@pytest.mark.parametrize("values", STATES, ids=str)
+def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(selector, values):
+    one = case(**values)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve(selector, one)
+    terms = {"variant": "logits", "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        # A sample that is looked at: nothing may be computed by what is not timed.
+        look = Inspection(launch, group, **terms)
+        look.prepare()
+        launch.forward()
+        assert look.finish(1e6, 1e6, 1e6) is None
+        if launch.reset:
+            launch.reset()
+        launch.forward()
+        for phase in launch.phases.values():
+            phase()
+            if launch.reset:
+                launch.reset()
+        launch.forward()
+        assert recheck(launch, group, **terms).ok
+        counts = launch.counters
+    hit = one.found * 2 * ("no-cache" not in selector)
+    assert counts["missed_tokens"] == one.history * 2 - hit
+    assert counts["hit_tokens"] + counts["host_hit_tokens"] == hit
+    assert (counts["host_hit_tokens"] > 0) == (one.cache == "host-hit" and hit > 0)
+    assert launch.notes == ("model tiny: 2 layers, hidden 32, 2 heads of 16 dims",)
+    assert (counts["requests"], counts["tokens"], counts["layers"]) == (2, 2 * (one.history + 5), 2)
+
+
+class Blind(Reference):
+    """Takes the cached keys and does not read them, as NVIDIA's operator on Hopper."""
+
+    def attend(self, pool, q, k, v):
+        given = self.sequences
+        self.sequences = type(given)(given.table, [0] * len(given.cached), *(
+            getattr(given, name) for name in ("new", "targets", "pages", "page_size", "alpha", "scaling_seqlen")))
+        try:
+            return super().attend(pool, q, k, v)
+        finally:
+            self.sequences = given
+
+
+def test_an_attention_that_ignores_its_pages_is_found_and_named():
+    # All that is cached was computed with all keys; of what is new, cached keys are left out.
+    one = case()
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    session = ServingSession(one, group.first.inputs, Blind, cached=True)
+    outcome = examine(session.launch(), group, variant="logits", budget=resolve("serving-eager").budget(one))
+    assert not outcome.ok
+    assert "out: wrong values" in outcome.reason
+    assert outcome.reason.endswith("; matches cached tokens that are not read")
+
+
+def test_a_cache_that_is_not_as_the_case_says_stops_the_step():
+    one = case()
+    session = ServingSession(one, inputs(one), "reference", cached=True)
+    session.forward()
+    with pytest.raises(AttnbenchError, match=r"cached=\[70, 70\] is not what the step was to find; 62 of each user"):
+        session.forward()
+    session.cache.evict(session.users[0])
+    with pytest.raises(AttnbenchError, match=r"cached=0 \+ 0 tokens on the device and in host memory are not what "
+                                             r"gpu-hit means; 62 \+ 0"):
+        session.prove()
+
+
+def test_data_that_was_loaded_before_is_not_computed_again():
+    one = case(cache="host-hit")
+    first, second = inputs(one, 1), inputs(one, 2)
+    session = ServingSession(one, first, "reference", cached=True)
+    for given in (second, first, second):
+        session.load(given)
+        session.forward()
+    # The two that filled it, and three that were asked for.
+    assert session.cache.counts.steps == 2 + 3
+    assert session.cache.counts.host_hit == 3 * 2 * 62
+
+
+@pytest.mark.parametrize("name", [name for name in all_backends() if name.startswith("serving-")])
+def test_a_model_without_a_cache_has_only_rows_without_one(name):
+    one = WORKLOAD.case({"model": "dlrm-v3", "cached": 64, "new_tokens": 8})
+    machine = Machine("cuda", (9, 0))
+    with pytest.raises(Unsupported, match=f"{name}: model=dlrm-v3 counts positions and times back") as refused:
+        all_backends()[name].check(one, machine)
+    assert "no-cache]" in str(refused.value)
+    without = next(config.short for config in all_backends()[name].configs(one) if "no-cache" in config.short)
+    resolve(f"{name}[{without}]", one).check(one, machine)
+
+
+def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
+    one = case()
+    backend = all_backends()["serving-gathered"]
+    shorts = [config.short for config in backend.configs(one)]
+    dense = [name for name, found in all_backends().items() if (found.workload, found.variant) == ("hstu", "hstu")]
+    assert shorts == [short for name in dense for short in (name, f"{name}+no-cache")]
+    assert len(dense) >= 5
+    with pytest.raises(Unsupported, match="hstu-triton: device=cpu is not supported; cuda"):
+        resolve("serving-gathered[hstu-triton]", one).check(one, Machine("cpu"))
+    without = resolve("serving-gathered[hstu-eager+no-cache]", one)
+    without.check(one, Machine("cpu"))
+    given = inputs(one)
+    with without.session(one, given) as launch:
+        launch.forward()
+        torch.testing.assert_close(launch.outputs()["out"], given.model(given.requests()), rtol=1e-4, atol=1e-5)
+        assert launch.counters["hit_tokens"] == 0
+
+
+def test_a_gathered_step_needs_sequences_of_one_shape():
+    one = case()
+    with resolve("serving-gathered", one).attention(one) as attention:
+        given = inputs(one)
+        mixed = [given.requests()[0], given.before()[1]]
+        with pytest.raises(AttnbenchError, match=r"hstu-eager: sequences=.* differ; one shape in a step"):
+            given.model(mixed, attention=attention)
+
+
+def test_a_configuration_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="serving-eager: config=nocache is not known; one of no-cache"):
+        resolve("serving-eager[nocache]", case())
+
+
+def test_a_long_sequence_is_attended_a_few_rows_at_a_time(monkeypatch):
+    one = case(cached=0, new_tokens=70)
+    given = inputs(one)
+    whole = given.model(given.requests())
+    monkeypatch.setattr("attnbench.models.hstu_ranking.attention.WORKSPACE", 9000)
+    torch.testing.assert_close(given.model(given.requests()), whole)

@@ -1,0 +1,81 @@
+"""`attnbench run hstu-serving` from the command line to the record, on a CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnbench.backends.base import Launch
+from attnbench.cli import main
+from attnbench.errors import UsageError
+from attnbench.suites.load import load_suite
+from attnbench.worker.entry import counters
+
+TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
+        "--page-size", "32", "--device", "cpu", "--no-save"]
+
+
+def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert main(["run", "hstu-serving", *TINY, "--warmup", "1", "--iterations", "3", "--cache", "host-hit",
+                 "--json", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "p99" in shown
+    assert "model tiny: 2 layers" in shown
+    records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
+    cached, without = records["serving-eager"], records["serving-eager[no-cache]"]
+    assert cached["status"] == without["status"] == "passed"
+    assert cached["errors"]["out"]["ok"] is True
+    assert cached["counters"] | {"host_hit_tokens": 62, "hit_tokens": 0, "missed_tokens": 8} == cached["counters"]
+    assert without["counters"]["missed_tokens"] == 70
+    assert list(cached["phases"]) == ["lookup", "allocate", "strip", "embedding", "projection", "append", "attention",
+                                      "output", "head"]
+    assert without["work"]["executed_flops"] > cached["work"]["flops"] == without["work"]["flops"]
+    assert cached["repro"].startswith("attnbench compare --workload hstu-serving --batch 1 --num-candidates 5 ")
+    assert cached["speedup"]["baseline"] == "serving-eager[no-cache]"
+
+
+def test_a_check_needs_no_time_and_no_backward(capsys):
+    assert main(["check", "hstu-serving", *TINY]) == 0
+    assert "2 passed" in capsys.readouterr().out
+
+
+def test_the_first_run_of_the_seed_is_cut_down_on_a_cpu_and_the_whole_sweep_on_a_gpu():
+    here, card = load_suite("hstu-serving", "cpu"), load_suite("hstu-serving", "cuda")
+    assert (here.axes["model"], here.axes["dtype"]) == (("small",), ("fp32",))
+    assert "cut down for a CPU" in here.title
+    assert (card.axes["batch"], card.axes["num_candidates"]) == ((1, 2, 4, 8), (128, 256, 512, 1024))
+    assert card.axes["cached"] == (0, 1024, 2048, 4096)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
+    (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
+    (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
+    (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
+    (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
+    (["--num-candidates", "4000"], "num_candidates=4000 is over what model=small scores; at most 1024"),
+    (["--cached", "9000"], "cached + new_tokens=9256 is over the history of model=small; at most 8192"),
+    (["--model", "huge"], "--model=huge cannot be used; one of bench"),
+    (["--seqlen", "5"], "axis=seqlen is not known"),
+    (["--backends", "sdpa"], "name=sdpa computes attention"),
+])
+def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(words, said, capsys):
+    assert main(["run", "hstu-serving", "--device", "cpu", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def launch(found):
+    return Launch(forward=int, outputs=dict, reload=int, counters=found)
+
+
+def test_what_a_launch_counts_is_words_and_numbers():
+    assert counters("mine", launch({"requests": 8, "hit_tokens": 0.5})) == {"requests": 8.0, "hit_tokens": 0.5}
+    for wrong in ([1], {"requests": "8"}, {"requests": True}, {"a\nb": 1}, {1: 1}, {"x": float("nan")},
+                  {"x": float("inf")}, {"x" * 65: 1}):
+        with pytest.raises(UsageError, match=r"mine: counters") as refused:
+            counters("mine", launch(wrong))
+        assert "\n" not in str(refused.value)

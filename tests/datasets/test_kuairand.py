@@ -1,0 +1,252 @@
+"""KuaiRand's own files read, NVIDIA's three files written and read back, and every broken field named by its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from attnbench.cli import main
+from attnbench.datasets import drawn, kuairand
+from attnbench.datasets.history import ACTIONS, FEATURES, LISTS, intervals
+from attnbench.datasets.processed import (
+    BATCHES,
+    BATCHES_COLUMNS,
+    INFERENCE,
+    INFERENCE_COLUMNS,
+    SEQS,
+    SEQS_COLUMNS,
+    read_batches,
+    read_days,
+    read_sequences,
+    write,
+)
+from attnbench.errors import UsageError
+
+LOG = ("user_id", "video_id", "date", "hourmin", "time_ms", *ACTIONS[:6], "long_view", "play_time_ms", "duration_ms",
+       "is_profile_enter", "tab")
+DAY = 20220408
+
+
+def row(user, video, time, *, date=DAY, acts=(), play=5, duration=9):
+    values = {"user_id": user, "video_id": video, "date": date, "hourmin": 1200, "time_ms": time, "play_time_ms": play,
+              "duration_ms": duration, "tab": 1} | {name: int(name in acts) for name in ACTIONS}
+    return [values[name] for name in LOG]
+
+
+FIRST = [row(7, 70, 5000, acts=("is_click",)), row(8, 80, 100),
+         row(7, 71, 1000, acts=("long_view", "is_profile_enter"))]
+SECOND = [row(8, 81, 90_000_000, date=DAY + 1), row(7, 72, 66_000, acts=ACTIONS), row(7, 73, 66_000),
+          row(9, 90, 10)]
+USERS = [[8, "full_active", "x", "(0,10]", "0", "0", "0"], [7, "high", "x", "(0,10]", "[1,10)", "0", "366-730"],
+         [9, "high", "x", "0", "0", "0", "0"]]
+USER_COLUMNS = ("user_id", "user_active_degree", "is_lowactive_period", *FEATURES[1:])
+
+
+def table(path, header, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "KuaiRand-1K" / "data"
+    folder.mkdir(parents=True)
+    table(folder / kuairand.LOGS[0], LOG, FIRST)
+    table(folder / kuairand.LOGS[1], LOG, SECOND)
+    table(folder / kuairand.USERS, USER_COLUMNS, USERS)
+    return folder
+
+
+def test_users_of_both_periods_in_the_order_of_time(source):
+    found = kuairand.read(source)
+    assert [one.user_id for one in found] == [8, 7]  # 9 is in the second period alone
+    eight, seven = found
+    assert seven.video_id.tolist() == [71, 70, 72, 73]  # equal times in the order of the files
+    assert seven.time_ms.tolist() == [1000, 5000, 66_000, 66_000]
+    assert seven.action_weights.tolist() == [64 + 128, 1, 255, 0]
+    assert seven.features == (2, 1, 2, 1, 2)
+    assert eight.features == (1, 1, 1, 1, 1)
+    assert eight.date.tolist() == [DAY, DAY + 1]
+    assert [part.stop - part.start for _, part in eight.days()] == [1, 1]
+
+
+@pytest.mark.parametrize("place", ["", "..", "../.."], ids=["data", "KuaiRand-1K", "above"])
+def test_the_folder_may_be_one_above(source, place):
+    assert len(kuairand.read(source / place)) == 2
+
+
+def test_the_archive_itself_is_read(source, tmp_path):
+    archive = tmp_path / "KuaiRand-1K.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(source.parent, "KuaiRand-1K")
+    found = kuairand.read(archive)
+    assert [one.user_id for one in found] == [8, 7]
+    assert found[1].video_id.tolist() == [71, 70, 72, 73]
+
+
+def spoiled(source, name, change):
+    path = source / name
+    path.write_text(change(path.read_text()))
+
+
+BROKEN = {
+    f"{kuairand.LOGS[0]}:1: columns=is_like are missing": (
+        0, lambda text: text.replace("is_like", "liked")),
+    f"{kuairand.LOGS[0]}:3: time_ms='soon' cannot be used; a whole number from 0": (
+        0, lambda text: text.replace(",100,", ",soon,")),
+    f"{kuairand.LOGS[0]}:2: is_click='2' cannot be used; 0 to 1": (0, lambda text: text.replace("5000,1,", "5000,2,")),
+    f"{kuairand.LOGS[1]}:4: fields=3 are not a row; 16": (
+        1, lambda text: "\n".join("1,2,3" if at == 3 else line for at, line in enumerate(text.splitlines()))),
+    f"{kuairand.LOGS[1]}:2: video_id='-81' cannot be used": (1, lambda text: text.replace("8,81,", "8,-81,")),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN, ids=lambda said: said[-30:])
+def test_a_broken_line_is_named(source, said):
+    which, change = BROKEN[said]
+    spoiled(source, kuairand.LOGS[which], change)
+    with pytest.raises(UsageError) as refused:
+        kuairand.read(source)
+    assert str(refused.value).startswith("kuairand-1k: " + said)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_not_there_says_where_it_is_to_be_had(source, tmp_path, capsys):
+    (source / kuairand.USERS).unlink()
+    with pytest.raises(UsageError, match=r"has no user_features_1k\.csv; .*; get it by: curl -LO https://zenodo\.org"):
+        kuairand.read(source)
+    (tmp_path / "no.tar.gz").write_bytes(b"nothing")
+    assert main(["data", "kuairand-1k", "--source", str(tmp_path / "no.tar.gz")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_user_twice_and_no_user_in_both(source):
+    spoiled(source, kuairand.USERS, lambda text: text.replace("\n7,", "\n8,"))
+    with pytest.raises(UsageError, match=r"user_features_1k\.csv:3: user_id=8 is there twice; each user once"):
+        kuairand.read(source)
+    spoiled(source, kuairand.USERS, lambda text: "\n".join(text.splitlines()[:1]) + "\n")
+    with pytest.raises(UsageError, match=r"users=0 are in user_features_1k\.csv and in both logs"):
+        kuairand.read(source)
+
+
+def test_intervals_begin_with_an_interaction():
+    assert intervals(np.array([], dtype=np.int64), 60) == [0]
+    assert intervals(np.array([0, 59, 60, 61, 119, 120, 400]), 60) == [0, 2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("make", [kuairand.read, lambda source: drawn.draw(3, 5)], ids=["real", "drawn"])
+def test_what_is_written_is_read_back(source, tmp_path, make):
+    users = list(make(source))
+    summary = write(users, tmp_path / "out")
+    back = list(read_sequences(tmp_path / "out" / SEQS))
+    days = list(read_days(tmp_path / "out" / INFERENCE))
+    batches = list(read_batches(tmp_path / "out" / BATCHES))
+    for one, again in zip(users, back, strict=True):
+        assert (one.user_id, one.features) == (again.user_id, again.features)
+        of_days = [day for day, _ in days if day.user_id == one.user_id]
+        for name in LISTS:
+            assert getattr(one, name).tolist() == getattr(again, name).tolist()
+            assert np.concatenate([getattr(day, name) for day in of_days]).tolist() == getattr(one, name).tolist()
+    assert summary.interactions == sum(len(one.video_id) for one in users)
+    ends = {(user, date, end): when for user, date, when, end in batches}
+    assert len(ends) == len(batches) == summary.batches == sum(len(indptr) - 1 for _, indptr in days)
+    for day, indptr in days:
+        for end in indptr[1:]:
+            assert ends[day.user_id, int(day.date[0]), end] == day.time_ms[end - 1]
+        starts = day.time_ms[indptr[:-1]]
+        assert (np.diff(starts) >= 60_000).all()
+    assert [batch[2] for batch in batches] == sorted(batch[2] for batch in batches)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([SEQS, INFERENCE, BATCHES])
+
+
+def test_the_columns_are_nvidias(source, tmp_path):
+    write(kuairand.read(source), tmp_path)
+    headers = {name: (tmp_path / name).read_text().splitlines()[0].split(",") for name in (SEQS, INFERENCE, BATCHES)}
+    features = ["user_active_degree", "follow_user_num_range", "fans_user_num_range", "friend_user_num_range",
+                "register_days_range"]
+    lists = ["video_id", "time_ms", "action_weights", "play_time_ms", "duration_ms"]
+    assert headers == {
+        SEQS: ["user_id", *lists, *features],
+        INFERENCE: ["user_id", "date", *lists, "interval_indptr", "num_intervals", *features],
+        BATCHES: ["user_id", "date", "interval_end_ts", "interval_indptr"]}
+    assert tuple(map(tuple, headers.values())) == (SEQS_COLUMNS, INFERENCE_COLUMNS, BATCHES_COLUMNS)
+    with (tmp_path / SEQS).open(newline="") as file:
+        assert json.loads(next(csv.DictReader(file))["video_id"]) == [80, 81]
+
+
+SPOILED = {
+    (SEQS, "1: columns=video_id are missing"): ("video_id", "video"),
+    (SEQS, "2: video_id='[80, 81' is a broken list; a JSON list of whole numbers from 0"): ('"[80, 81]"', '"[80, 81"'),
+    (SEQS, "2: video_id='[80, \"x\"]' is no list of numbers"): ('"[80, 81]"', '"[80, ""x""]"'),
+    (SEQS, "2: video_id='[80, true]' is no list of numbers"): ('"[80, 81]"', '"[80, true]"'),
+    (SEQS, "2: time_ms=1 numbers are not as many as video_id has; 2"): ('"[100, 90000000]"', "[100]"),
+    (SEQS, "2: time_ms=a list goes back; the order of time"): ('"[100, 90000000]"', '"[100, 9]"'),
+    (SEQS, "3: action_weights=256 is no mask of eight actions; 0 to 255"): ("255", "256"),
+    (SEQS, "2: user_id='eight' is no number"): ("\n8,", "\neight,"),
+    (INFERENCE, "2: interval_indptr='[0, 2]' is no list of ends; rising from 0 to 1"): ('"[0, 1]"', '"[0, 2]"'),
+    (INFERENCE, "2: num_intervals=5 is not what interval_indptr has; 1"): ('"[0, 1]",1', '"[0, 1]",5'),
+    (INFERENCE, "2: fields=3 are not a row; 14"): ("\n8,", "\n1,2,3\n8,"),
+    (BATCHES, "3: interval_end_ts=4 is before the line above; the order of time"): (",5000,", ",4,"),
+}
+
+
+@pytest.mark.parametrize(("name", "said"), SPOILED)
+def test_a_broken_field_of_a_processed_file_is_named(source, tmp_path, name, said):
+    write(kuairand.read(source), tmp_path)
+    path, (old, new) = tmp_path / name, SPOILED[name, said]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    read = {SEQS: read_sequences, INFERENCE: read_days, BATCHES: read_batches}[name]
+    with pytest.raises(UsageError) as refused:
+        list(read(path))
+    assert str(refused.value).startswith(f"{name}:{said}")
+    assert "\n" not in str(refused.value)
+
+
+def test_nothing_is_left_where_writing_fails(source, tmp_path):
+    def broken():
+        yield kuairand.read(source)[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(broken(), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_command_draws_by_default_and_says_what_is_in_the_files(tmp_path, capsys):
+    assert main(["data", "kuairand-1k", "--users", "2", "--seed", "3", "--to", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("2 users, ")
+    assert "action_weights: 0 to " in said.out
+    assert "drawn by seed" in said.err
+    assert main(["data", "kuairand-1k", "--synthetic", "--users", "2", "--seed", "3", "--to", str(tmp_path / "b")]) == 0
+    for name in (SEQS, INFERENCE, BATCHES):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_command_reads_the_real_files(source, tmp_path, capsys):
+    assert main(["data", "kuairand-1k", "--source", str(source), "--to", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "2 users, 6 interactions: shortest history 2, longest 4, mean 3.0"
+    assert "user_active_degree: 1 to 2" in out
+    assert "video_id: 70 to 81" in out
+    assert "3 users' days, 4 intervals to replay" in out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["movielens"], "attnbench data: name=movielens is not known; one of kuairand-1k"),
+    (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
+    (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
+    (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
+    (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
+])
+def test_a_wrong_command_is_answered_in_one_line(words, said, capsys):
+    assert main(["data", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert err.count("\n") == 1

@@ -1,0 +1,162 @@
+"""Serving cases: what is refused, exact work against counting, inputs by seed, the oracle and the errors it allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench.errors import UsageError
+from attnbench.models.hstu_ranking.config import CONFIGS
+from attnbench.workloads.base import Draw, load_workload
+from attnbench.workloads.hstu_serving.work import attention_flops, pairs
+
+WORKLOAD = load_workload("hstu-serving")
+TINY = {"model": "tiny", "batch": 2, "num_candidates": 5, "cached": 62, "new_tokens": 8, "dtype": "fp32"}
+
+
+def case(**values):
+    return WORKLOAD.case(TINY | values)
+
+
+BAD = {
+    "batch=0 cannot be used": {"batch": 0},
+    "num_candidates=0 cannot be used; a whole number from 1": {"num_candidates": 0},
+    "num_candidates=21 is over what model=tiny scores; at most 20": {"num_candidates": 21},
+    "cached=63 is no history of model=tiny; 2 tokens of context and 2 (an item and its action each) an item": {
+        "cached": 63},
+    "cached=1 is no history of model=tiny": {"cached": 1},
+    "cached + new_tokens=65 is no history of model=tiny": {"new_tokens": 3},
+    "cached + new_tokens=212 is over the history of model=tiny; at most 202": {"new_tokens": 150},
+    "cached + new_tokens=0 leaves out the context of model=tiny; at least 2": {"cached": 0, "new_tokens": 0},
+    "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial": {"cache": "ssd-hit"},
+    "pool_share=0.5 does not go with cache=gpu-hit": {"pool_share": 0.5},
+    "pool_share=1.5 cannot be used": {"pool_share": 1.5, "cache": "partial"},
+    "pool_share=nan cannot be used": {"pool_share": float("nan"), "cache": "partial"},
+    "page_size=48 is not supported; one of 32, 64, 128": {"page_size": 48},
+    "model=small-ish is not known": {"model": "small-ish"},
+    "axis=seqlen is not known": {"seqlen": 4},
+}
+
+
+@pytest.mark.parametrize("said", BAD, ids=lambda said: said.split(" ")[0])
+def test_what_cannot_be_is_refused_in_one_line(said):
+    try:
+        case(**BAD[said])
+    except UsageError as refused:
+        text = str(refused)
+    assert text.startswith(("hstu-serving: ", "hstu-ranking: "))
+    assert said in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "partial", "pool_share": 0.3},
+                                    {"cached": 0}, {"page_size": 128, "dtype": "bf16"}], ids=str)
+def test_a_case_is_read_back_from_its_data_and_from_its_flags(model, values):
+    context = len(CONFIGS[model].context)
+    even = context % 2
+    one = WORKLOAD.case({"model": model, "cached": 64 + even, "new_tokens": 8 + even * (values.get("cached") == 0)}
+                        | values | {"num_candidates": 3})
+    assert WORKLOAD.case(one.to_dict()) == one
+    words = WORKLOAD.flags(one)
+    axes = {axis.name: axis for axis in WORKLOAD.axes}
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    assert WORKLOAD.case({name: axes[name].parse(text) for name, text in zip(names, words[1::2], strict=True)}) == one
+    assert len({one.id, replace(one, batch=7).id, replace(one, num_candidates=2).id}) == 3
+
+
+def test_what_a_step_finds_is_whole_items():
+    assert case().found == 62
+    assert case(cache="host-hit").found == 62
+    for share, found in ((0.5, 30), (0.99, 60), (0.02, 0), (0.04, 2), (1, 62)):
+        assert case(cache="partial", pool_share=share).found == found
+    assert case(cached=0).found == 0
+
+
+def visible(found, history, candidates):
+    rows = range(found, history + candidates)
+    return sum(1 for i in rows for j in range(history + candidates) if (j <= i and j < history) or j == i)
+
+
+@pytest.mark.parametrize(("found", "history", "candidates"), [(0, 1, 1), (62, 70, 5), (0, 33, 4), (7, 7, 3)])
+def test_pairs_are_those_of_the_mask(found, history, candidates):
+    assert pairs(found, history - found, candidates) == visible(found, history, candidates)
+
+
+@pytest.mark.parametrize("model", ["tiny", "small", "dlrm-v3"])
+def test_work_is_what_the_products_of_a_step_take(model, monkeypatch):
+    """Counted by torch itself over a step of a small model of the same kind."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from attnbench.models.hstu_ranking import config as configs
+
+    small = replace(CONFIGS[model], layers=2, hidden=32, heads=2, dim=16, items=50, actions=8, max_history=100,
+                    max_candidates=20, context=tuple(min(size, 9) for size in CONFIGS[model].context))
+    monkeypatch.setitem(configs.CONFIGS, model, small)
+    one = case(model=model, batch=1, cached=0, new_tokens=21 if model == "dlrm-v3" else 20)
+    inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
+    with FlopCounterMode(display=False) as counter:
+        inputs.model(inputs.requests())
+    # Plain attention multiplies with hidden keys, too.
+    rows, wide = one.history + one.num_candidates, 32
+    hidden = small.layers * 4 * wide * (rows * rows - pairs(0, one.history, one.num_candidates))
+    assert WORKLOAD.work(one).flops == counter.get_total_flops() - hidden
+    assert attention_flops(one) == small.layers * 4 * wide * pairs(0, one.history, one.num_candidates)
+
+
+def test_a_hit_saves_work_and_a_batch_multiplies_it():
+    whole, nothing = case(cache="partial", pool_share=0.01), case(cached=0, new_tokens=70)
+    assert WORKLOAD.work(case()).flops < WORKLOAD.work(whole).flops == WORKLOAD.work(nothing).flops
+    assert WORKLOAD.work(case(batch=6)).flops == 3 * WORKLOAD.work(case()).flops
+    assert WORKLOAD.work(case(batch=6)).bytes < 3 * WORKLOAD.work(case()).bytes
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "zeros"])
+def test_inputs_follow_the_seed_and_share_the_weights(kind):
+    first, again, other = (WORKLOAD.inputs(case(), seed=seed, kind=kind, device="cpu") for seed in (3, 3, 4))
+    assert first.model is again.model is other.model
+    assert first.users == again.users
+    assert not set(first.users) & set(other.users)
+    for name in ("items", "actions", "candidates", "context"):
+        assert torch.equal(getattr(first, name), getattr(again, name))
+    assert torch.equal(first.items, other.items) == (kind == "zeros")
+    for inputs in (first, other):
+        for before, request in zip(inputs.before(), inputs.requests(), strict=True):
+            assert len(before.items) == 30
+            assert before.items.tolist() == request.items[:30].tolist()
+            assert len(before.candidates) == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("candidates", [1, 20])
+def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
+    one = case(dtype=dtype, num_candidates=candidates, batch=4)
+    inputs = WORKLOAD.inputs(one, seed=2, kind="normal", device="cpu")
+    truth, plain = (WORKLOAD.oracle("logits", one, inputs, dtype=precision, draw=Draw())["out"]
+                    for precision in (torch.float64, inputs.model.dtype))
+    expected = WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"]
+    assert truth.shape == plain.shape == expected.shape == (4 * candidates, 4)
+    ratio = ((plain.double() - truth).square().mean().sqrt() / expected.square().mean().sqrt()).item()
+    # Sums are expected in their worst order, which in fp32 is what decides.
+    assert (0.05 if dtype == "fp32" else 0.4) < ratio < 1.6
+    assert torch.equal(expected, WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"])
+
+
+def test_a_cache_that_is_not_read_is_another_answer():
+    one = case()
+    inputs = WORKLOAD.inputs(one, seed=2, kind="normal", device="cpu")
+    truth = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=Draw())["out"]
+    (words, blind), = WORKLOAD.suspects("logits", one, inputs, draw=Draw())
+    assert words == "cached tokens that are not read"
+    assert (blind["out"] - truth).abs().max() > 1e-3
+    assert not list(WORKLOAD.suspects("logits", case(cached=0, new_tokens=70), inputs, draw=Draw()))
+
+
+def test_tables_beyond_the_memory_are_refused():
+    one = WORKLOAD.case({"model": "dlrm-v3", "dtype": "fp32", "cached": 65, "new_tokens": 8})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 10**6)
+        with pytest.raises(MemoryError, match=r"the tables of model dlrm-v3 take 22\.6 GB, 4\.1 GB are free"):
+            WORKLOAD.inputs(one, seed=0, kind="normal", device="cpu")
