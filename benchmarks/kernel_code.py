@@ -1,5 +1,6 @@
 """Whether a refactoring changed any kernel's machine code: two records of the ahead-of-time tests, compared.
 
+    export TRITON_DISABLE_LINE_INFO=1                                          # line numbers move ptxas' choices
     ATTNBENCH_KERNEL_CODE=before.jsonl pytest tests/kernels -k compiled        # at one commit
     ATTNBENCH_KERNEL_CODE=after.jsonl  pytest tests/kernels -k compiled        # at the other
     python benchmarks/kernel_code.py before.jsonl after.jsonl --out benchmarks/results/kernel-code.json

@@ -16,6 +16,7 @@ the process that started them runs.
 
 With ``ATTNBENCH_KERNEL_CODE`` naming a file, each kernel compiled adds a line to it: what was compiled and a hash of
 its SASS.  `benchmarks/kernel_code.py` compares two of them, for a refactoring that must not change the machine code.
+``TRITON_DISABLE_LINE_INFO=1`` belongs to both: line numbers alone change what ptxas of Triton 3.6 makes of one PTX.
 
 Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
 divisible by 16, as the launcher finds out of every aligned pointer and stride.  A kernel in Gluon is a job like any

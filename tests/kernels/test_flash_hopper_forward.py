@@ -23,8 +23,8 @@ from attnbench.kernels.flash import forward as flash_forward
 from attnbench.kernels.flash import problem as flash_problem
 from attnbench.kernels.flash.config import forward as flash_configs
 from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
-from attnbench.kernels.flash.hopper.tiles import job_at, power
-from attnbench.kernels.shared.hopper import jobs_of, shared_out
+from attnbench.kernels.flash.hopper.tiles import item_at, power
+from attnbench.kernels.shared.hopper import partition_work, work_range
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
@@ -158,18 +158,17 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts():
 @gluon.jit
 def list_jobs(out_ptr, most, pairs, tiles, stretch, sharers, GRID: gl.constexpr):
     """The jobs of each program, in their order, in a row of `most`."""
-    problem = (0, 0, 0, 0, 0, 0, 0, pairs, tiles, 0, stretch, sharers)
-    first, end, step = jobs_of(tiles * pairs, stretch, sharers, GRID != "tiles")
+    first, end, step = work_range(tiles * pairs, stretch, sharers, GRID != "tiles")
     place = gl.program_id(0) * most
     for turn in range(first, end, step):
-        gl.store(out_ptr + place, job_at(turn, problem, step, GRID))
+        gl.store(out_ptr + place, item_at(turn, tiles, pairs, stretch, step, GRID))
         place += 1
 
 
 @pytest.mark.parametrize(("tiles", "pairs", "group"), [(32, 64, 12), (8, 7, 3), (5, 3, 2), (1, 5, 2), (3, 1, 1)])
 @pytest.mark.parametrize("grid", ["tiles", "few", "persistent"])
 def test_every_job_is_somebodys_and_few_share_out_a_causal_mask_evenly(tiles, pairs, group, grid):
-    programs, stretch, sharers = shared_out(grid, tiles, pairs, group, processors=6)
+    programs, stretch, sharers = partition_work(grid, tiles, pairs, group, processors=6)
     jobs = torch.full((programs, tiles * pairs), -1, dtype=torch.int32)
     run_kernel(list_jobs, (programs,), jobs, tiles * pairs, pairs, tiles, stretch, sharers, GRID=grid)
     assert sorted(jobs[jobs >= 0].tolist()) == list(range(tiles * pairs))

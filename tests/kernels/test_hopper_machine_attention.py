@@ -15,15 +15,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.shared.hopper import (
-    fill,
+    Rings,
+    allocate_ring,
+    coordinates,
     flat,
-    give_back,
-    place_of,
-    ring_of,
     rows_of,
     store_tile,
     sync_warps,
-    take,
 )
 
 from .hopper_machine import machine_runs
@@ -43,18 +41,17 @@ def keys_end(first, queries, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr):
 @gluon.jit
 def bring_rows(descs, rings, queries, keys, tiles, pairs, CAUSAL: gl.constexpr, GROUPS: gl.constexpr):
     q_desc, k_desc, v_desc = descs
-    q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
     for program in range(gl.program_id(0), tiles * pairs, gl.num_programs(0)):
         first = program // pairs * (SIDE * GROUPS)
         pair = program % pairs
         for which in gl.static_range(GROUPS):
-            fill(q_rings[which], turn, q_desc, 0, queries, first + which * SIDE, pair)
+            rings.q[which].fill(turn, q_desc, 0, queries, first + which * SIDE, pair)
         turn += 1  # noqa: SIM113 (a run-time number)
         for index in range(keys_end(first, queries, keys, CAUSAL, SIDE * GROUPS)):
-            fill(k_ring, count, k_desc, 0, keys, index * SIDE, pair)
-            fill(v_ring, count, v_desc, 0, keys, index * SIDE, pair)
+            rings.k.fill(count, k_desc, 0, keys, index * SIDE, pair)
+            rings.v.fill(count, v_desc, 0, keys, index * SIDE, pair)
             count += 1
 
 
@@ -63,7 +60,6 @@ def attend(out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.conste
            GROUPS: gl.constexpr):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
     COLUMN: gl.constexpr = gl.SliceLayout(1, MMA)
-    q_rings, k_ring, v_ring = rings
     count = 0
     turn = 0
     none = gl.zeros([SIDE, SIDE], gl.float32, MMA)
@@ -73,11 +69,11 @@ def attend(out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.conste
         acc = gl.zeros([SIDE, SIDE], gl.float32, MMA)
         top = gl.full([SIDE], float("-inf"), gl.float32, COLUMN)
         total = gl.zeros([SIDE], gl.float32, COLUMN)
-        q = take(q_rings[WHICH], turn)
+        q = rings.q[WHICH].take(turn)
         for index in range(keys_end(first, queries, keys, CAUSAL, SIDE * GROUPS)):
-            scores = warpgroup_mma(q, take(k_ring, count).permute([1, 0]), none, use_acc=False, is_async=True)
+            scores = warpgroup_mma(q, rings.k.take(count).permute([1, 0]), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, [scores])
-            give_back(k_ring, count)
+            rings.k.release(count)
             columns = index * SIDE + gl.arange(0, SIDE, gl.SliceLayout(0, MMA))[None, :]
             see = columns < keys
             if CAUSAL:
@@ -90,27 +86,27 @@ def attend(out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.conste
             total = total * factor + gl.sum(weights, 1)
             top = new_top
             weights = gl.convert_layout(weights.to(out_desc.dtype), gl.DotOperandLayout(0, MMA, 2))
-            acc = warpgroup_mma(weights, take(v_ring, count), acc * factor[:, None], is_async=True)
+            acc = warpgroup_mma(weights, rings.v.take(count), acc * factor[:, None], is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
-            give_back(v_ring, count)
+            rings.v.release(count)
             count += 1
-        out = q_rings[WHICH][0].index(0)
+        out = rings.q[WHICH].tiles.index(0)
         flat(out).store((acc / gl.where(total == 0.0, 1.0, total)[:, None]).to(out_desc.dtype))
         fence_async_shared()
         sync_warps()
-        store_tile(out_desc, place_of(0, queries, row, program % pairs), out)
+        store_tile(out_desc, coordinates(0, queries, row, program % pairs), out)
         tma.store_wait(0)
-        give_back(q_rings[WHICH], turn)
+        rings.q[WHICH].release(turn)
         turn += 1  # noqa: SIM113 (a run-time number)
 
 
 @gluon.jit
 def attention(q_desc, k_desc, v_desc, out_desc, queries, keys, tiles, pairs, scale, CAUSAL: gl.constexpr,
               GROUPS: gl.constexpr):
-    q_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
+    q_rings = (allocate_ring(q_desc, 1, 1), allocate_ring(q_desc, 1, 1))
     if GROUPS == 3:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, 1, 1))
-    rings = (q_rings, ring_of(k_desc, 2, GROUPS), ring_of(v_desc, 2, GROUPS))
+        q_rings = (q_rings[0], q_rings[1], allocate_ring(q_desc, 1, 1))
+    rings = Rings(q_rings, allocate_ring(k_desc, 2, GROUPS), allocate_ring(v_desc, 2, GROUPS))
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc)
     if GROUPS == 2:

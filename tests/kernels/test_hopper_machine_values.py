@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.kernels.shared.hopper import add_tile, load_tile, place_of, rows_of, store_tile
+from attnbench.kernels.shared.hopper import add_tile, coordinates, load_tile, rows_of, store_tile
 from attnbench.kernels.shared.rows import section_of
 
 from .hopper_machine import Mistake, OutOfBounds, Unsupported, run
@@ -25,12 +25,12 @@ def move(from_desc, to_desc, start, rows, first, head, there, ADD: gl.constexpr)
     bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, 1)
     mbarrier.expect(bar, from_desc.block_type.nbytes)
-    load_tile(from_desc, place_of(start, rows, first, head), bar, tile)
+    load_tile(from_desc, coordinates(start, rows, first, head), bar, tile)
     mbarrier.wait(bar, 0)
     if ADD:
-        add_tile(to_desc, place_of(there, rows, first, head), tile)
+        add_tile(to_desc, coordinates(there, rows, first, head), tile)
     else:
-        store_tile(to_desc, place_of(there, rows, first, head), tile)
+        store_tile(to_desc, coordinates(there, rows, first, head), tile)
     tma.store_wait(0)
 
 

@@ -43,9 +43,10 @@ class Memory:
         self._accesses: list[Access] = []
 
     def call(self, view: View, name: str) -> None:
-        """Take the name that the program gives the allocation before its partitions part, or its place in a tuple."""
+        """Take the name that the program gives the allocation before its partitions part, or its place in a tuple or
+        aggregate."""
         if len(self.schedule.tasks) == 1 and view.whole:
-            if "[" in name:
+            if "[" in name or "." in name:
                 self.place = name
             else:
                 self.name = name

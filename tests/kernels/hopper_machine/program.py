@@ -14,6 +14,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from .aggregates import Aggregate, aggregate_of
 from .language import STAND_INS
 from .memory import View
 from .mistakes import Mistake, Unsupported
@@ -34,6 +35,7 @@ class Names:
         self._objects = {id(theirs): (theirs, mine) for theirs, mine in objects}
         self._words = words
         self._functions: dict[int, Function] = {}
+        self._aggregates: dict[int, type] = {}
 
     def of(self, value: Any) -> Any:
         """What stands for a value that a kernel names; a value of no concern stands for itself."""
@@ -45,6 +47,10 @@ class Names:
             return self._functions.setdefault(id(value), Function(value, self))
         if isinstance(value, ModuleType):
             return _Module(value, self)
+        if getattr(value, "__triton_aggregate__", False):
+            if id(value) not in self._aggregates:
+                self._aggregates[id(value)] = aggregate_of(value, self)
+            return self._aggregates[id(value)]
         if getattr(value, "__triton_builtin__", False):
             return self._words.get(value.__name__) or _missing(value)
         return tuple(map(self.of, value)) if isinstance(value, tuple) else value
@@ -138,6 +144,9 @@ def _run_time(value: Any, name: str) -> Any:
         return whole(value)
     if isinstance(value, View) and name:
         value.memory.call(value, name)
+    if isinstance(value, Aggregate):
+        for field, one in value.fields():
+            _run_time(one, f"{name}.{field}" if name else "")
     if type(value) is tuple:
         return tuple(_run_time(one, f"{name}[{index}]" if name else "") for index, one in enumerate(value))
     return value

@@ -1,12 +1,13 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""What kernels for Hopper are made of: programs whose warps have jobs of their own, written in Gluon.
+"""Building blocks of warp-specialized kernels for Hopper, written in Gluon.
 
-One warp loads: it fills rings of tiles in shared memory by tensor maps and waits for nothing but room.
-Warpgroups of four warps compute: each takes its own 64 rows through the tiles, products read them where they lie,
-and the ring's next tile comes when every warpgroup has given this one back.
+A producer warp fills ring buffers of tiles in shared memory by TMA; it waits for nothing but free stages.  Consumer
+warpgroups of four warps take their own 64 rows each through the tiles: products read a tile where it lies, and its
+stage is free again when every warpgroup has released it.
 
-    ring    (tiles [stages, 1, 1, rows, 1, columns], full [stages, 1], empty [stages, 1])
-    count   how many tiles a warp has had of a ring: slot = count % stages, phase = count // stages % 2
+    Ring        a ring buffer of tiles, with two mbarriers a stage: full and empty
+    WorkQueue   a ring buffer of two stages, by which the producer tells the consumers of work items
+    count       how many tiles a warp has had of a ring: stage = count % stages, phase = count // stages % 2
 
 Two or three warpgroups take turns (`wait_turn`, `pass_turn`): one issues its products while the others compute what
 lies between products, so that the tensor cores always have work (Shah et al. 2024, arXiv:2407.08608, section 3.1).
@@ -19,7 +20,7 @@ and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/ho
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, Any, get_type_hints, no_type_check
 
 import torch
 from triton._C.libtriton import ir
@@ -27,6 +28,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language import core
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +37,19 @@ ROWS = gl.constexpr(64)
 "Rows of a warpgroup's product."
 
 FEW = 4
-"Jobs of a program in the grid of that name: what it begins and ends with is shared by them."
+"Work items of a program in the grid of that name: they share its start and end."
 
 END = gl.constexpr(2**30)
 "What a sequence's last row is to the descriptor of `rows_of`, and one more."
+
+Argument = gl.tensor | gl.constexpr
+"Type of a field that holds an argument of the launch: one that is None or 1 the launcher may compile in."
 
 # Triton 3.6 has other names.
 load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 sync_warps = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+_aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else core._aggregate
 
 if hasattr(tma, "async_atomic_add"):
     add_tile = tma.async_atomic_add
@@ -57,75 +63,126 @@ else:
             _semantic._convert_to_ir_values(coord, require_i64=False), src.handle)
 
 
+def aggregate(cls: type) -> Any:
+    """Make a class with annotated fields a Triton aggregate: values that a kernel passes as one, by name.
+
+    A field annotated `gl.constexpr` stays a constant wherever the aggregate goes, where one in a tuple becomes a value
+    of the run.  Methods are `gluon.jit` functions.  The constructor takes the fields in order or by name; Triton 3.6
+    has none of its own, and does not read annotations that are strings.
+    """
+    fields = get_type_hints(cls)
+
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        for name, value in (dict(zip(fields, values, strict=False)) | named).items():
+            setattr(self, name, value)
+
+    init.__triton_builtin__ = True  # type: ignore[attr-defined]  (so that a kernel's hash passes over it)
+    cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]
+    made = _aggregate(cls)
+    made.__annotations__ = fields
+    return made
+
+
+@aggregate
+class Ring:
+    """A ring buffer of tiles in shared memory, that one warp fills and warpgroups read.
+
+    A tile is that of a descriptor, [1, 1, rows, 1, columns]; in shared memory lie `tiles` [stages, *tile].  Of a
+    stage's mbarriers `full` completes when its tile has been loaded, `empty` when all warpgroups have released it.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+    COLUMNS: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def fill(self, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0, column=0):
+        """Load rows from `first` of a sequence that begins at row `start` and has `rows`, once a stage is free.
+
+        The caller then loads EXTRA_BYTES on the same barrier.
+        """
+        BYTES: gl.constexpr = self.tiles.numel // self.STAGES * self.tiles.dtype.primitive_bitwidth // 8
+        stage = count % self.STAGES
+        mbarrier.wait(self.empty.index(stage), (count // self.STAGES & 1) ^ 1)
+        mbarrier.expect(self.full.index(stage), BYTES + EXTRA_BYTES)
+        load_tile(desc, coordinates(start, rows, first, head, column), self.full.index(stage), self.tiles.index(stage))
+
+    @gluon.jit
+    @no_type_check
+    def wait(self, count):
+        """Wait for the count-th tile.
+
+        The assembler moves waits for products up before work that does not need them, and with that nothing runs beside
+        the product any more; it moves none across the loop that waits for a tile.  So the next tile is awaited there.
+        """
+        mbarrier.wait(self.full.index(count % self.STAGES), count // self.STAGES & 1)
+
+    @gluon.jit
+    @no_type_check
+    def tile(self, count):
+        """The count-th tile, which has been waited for: [rows, columns]."""
+        return flat(self.tiles.index(count % self.STAGES))
+
+    @gluon.jit
+    @no_type_check
+    def take(self, count):
+        """Wait for the count-th tile: [rows, columns]."""
+        self.wait(count)
+        return self.tile(count)
+
+    @gluon.jit
+    @no_type_check
+    def release(self, count):
+        """Say that this warpgroup has read the count-th tile; products that read it must have been waited for."""
+        mbarrier.arrive(self.empty.index(count % self.STAGES))
+
+    @gluon.jit
+    @no_type_check
+    def release_stored(self, count):
+        """Release the last of `count` tiles, if there is one, once the output that was stored from its place has left.
+        """
+        if count > 0:
+            tma.store_wait(0)
+            self.release(count - 1)
+
+
 @gluon.jit
 @no_type_check
-def ring_of(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
+def allocate_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """A ring of `desc`'s tiles that so many warpgroups read; before the warps part."""
     tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_shape, desc.layout)
-    return tiles, barriers(STAGES, 1), barriers(STAGES, READERS)
+    COLUMNS: gl.constexpr = desc.block_shape[4]
+    return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, COLUMNS)
 
 
 @gluon.jit
 @no_type_check
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that so many arrivals complete; before the warps part."""
+def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Mbarriers that so many arrivals complete; before the warps part."""
     many = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
         mbarrier.init(many.index(index), ARRIVALS)
     return many
 
 
-@gluon.jit
-@no_type_check
-def fill(ring, count, desc, start, rows, first, head, BESIDE: gl.constexpr = 0, column=0):
-    """Load rows from `first` of a sequence that begins at row `start` and has `rows`, when there is room.
+@aggregate
+class Rings:
+    """The rings of an attention forward."""
 
-    BESIDE are the bytes that the caller then loads on the same barrier.
-    """
-    tiles, full, empty = ring
-    STAGES: gl.constexpr = tiles.shape[0]
-    BYTES: gl.constexpr = tiles.numel // STAGES * tiles.dtype.primitive_bitwidth // 8
-    slot = count % STAGES
-    mbarrier.wait(empty.index(slot), (count // STAGES & 1) ^ 1)
-    mbarrier.expect(full.index(slot), BYTES + BESIDE)
-    load_tile(desc, place_of(start, rows, first, head, column), full.index(slot), tiles.index(slot))
+    q: gl.tuple
+    "a Ring for each warpgroup"
+    k: Ring
+    v: Ring
 
 
 @gluon.jit
 @no_type_check
-def place_of(start, rows, first, head, column=0):
+def coordinates(start, rows, first, head, column=0):
     """Coordinates of `rows_of`: row `first` of a sequence that begins at row `start` and has `rows`."""
     return [END, start + rows, END - rows + first, head, column]
-
-
-@gluon.jit
-@no_type_check
-def take(ring, count):
-    """Wait for the count-th tile of a ring: [rows, columns]."""
-    wait_tile(ring, count)
-    return tile_of(ring, count)
-
-
-@gluon.jit
-@no_type_check
-def wait_tile(ring, count):
-    """Wait for the count-th tile of a ring.
-
-    The assembler moves waits for products up before work that does not need them, and with that nothing runs beside
-    the product any more; it moves none across the loop that waits for a tile.  So the next tile is awaited there.
-    """
-    tiles, full, _empty = ring
-    STAGES: gl.constexpr = tiles.shape[0]
-    mbarrier.wait(full.index(count % STAGES), count // STAGES & 1)
-
-
-@gluon.jit
-@no_type_check
-def tile_of(ring, count):
-    """The count-th tile of a ring, which has been waited for: [rows, columns]."""
-    tiles, _full, _empty = ring
-    STAGES: gl.constexpr = tiles.shape[0]
-    return flat(tiles.index(count % STAGES))
 
 
 @gluon.jit
@@ -137,67 +194,48 @@ def flat(tile):
 
 @gluon.jit
 @no_type_check
-def give_back(ring, count):
-    """Say that this warpgroup has read the count-th tile; products that read it must have been waited for."""
-    tiles, _full, empty = ring
-    STAGES: gl.constexpr = tiles.shape[0]
-    mbarrier.arrive(empty.index(count % STAGES))
-
-
-@gluon.jit
-@no_type_check
-def put(out_desc, place, part, start, rows, first, head, column=0):
-    """Send rows of an output by way of `place`, which nothing reads any more; where to is as of `place_of`."""
+def store_output(out_desc, place, part, start, rows, first, head, column=0):
+    """Begin to store rows of an output by way of `place`, which nothing reads any more; where to: `coordinates`."""
     flat(place).store(part.to(out_desc.dtype))
     fence_async_shared()
     sync_warps()
-    store_tile(out_desc, place_of(start, rows, first, head, column), place)
+    store_tile(out_desc, coordinates(start, rows, first, head, column), place)
 
 
 @gluon.jit
 @no_type_check
-def leave(q_ring, done):
-    """Of `done` tiles of queries, let the last be followed by another, once the output in its place has left."""
-    if done > 0:
-        tma.store_wait(0)
-        give_back(q_ring, done - 1)
-
-
-@gluon.jit
-@no_type_check
-def wait_turn(turns, count, WHICH: gl.constexpr):
+def wait_turn(turns, count, WARPGROUP: gl.constexpr):
     """Wait for this warpgroup's count-th turn; the first is warpgroup 0's."""
-    mbarrier.wait(turns.index(WHICH), (count & 1) ^ (WHICH == 0))
+    mbarrier.wait(turns.index(WARPGROUP), (count & 1) ^ (WARPGROUP == 0))
 
 
 @gluon.jit
 @no_type_check
-def pass_turn(turns, WHICH: gl.constexpr):
+def pass_turn(turns, WARPGROUP: gl.constexpr):
     """Let the next warpgroup issue its products."""
-    mbarrier.arrive(turns.index((WHICH + 1) % turns.shape[0]))
+    mbarrier.arrive(turns.index((WARPGROUP + 1) % turns.shape[0]))
 
 
 @gluon.jit
 @no_type_check
-def pass_over(rings, count, unseen, turns=None, WHICH: gl.constexpr = 0, TURNS: gl.constexpr = False):
-    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
-    _q_rings, k_ring, v_ring = rings
+def skip_tiles(rings, count, unseen, turns=None, WARPGROUP: gl.constexpr = 0, TURNS: gl.constexpr = False):
+    """Release the next `unseen` tiles of keys and values as they come, which other warpgroups read; the count then."""
     for _index in range(unseen):
         if TURNS:
-            wait_turn(turns, count, WHICH)
-            pass_turn(turns, WHICH)
-        take(k_ring, count)
-        give_back(k_ring, count)
-        take(v_ring, count)
-        give_back(v_ring, count)
+            wait_turn(turns, count, WARPGROUP)
+            pass_turn(turns, WARPGROUP)
+        rings.k.take(count)
+        rings.k.release(count)
+        rings.v.take(count)
+        rings.v.release(count)
         count += 1
     return count
 
 
 @gluon.jit
 @no_type_check
-def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
-    """Which jobs are a program's: first, end and step; one, or of a `stretch` of jobs every so many-th."""
+def work_range(items, stretch, sharers, SEVERAL: gl.constexpr):
+    """Static tile scheduler: first, end and step of a program's work items; one, or every so many-th of a `stretch`."""
     program = gl.program_id(0)
     first = program
     end = program + 1
@@ -206,7 +244,7 @@ def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
         before = program // sharers * sharers
         begin = program // sharers * stretch
         first = begin + program - before
-        end = gl.minimum(begin + stretch, jobs)
+        end = gl.minimum(begin + stretch, items)
         # The last stretch may be shorter, and then has fewer programs.
         step = gl.minimum(sharers, gl.num_programs(0) - before)
     return first, end, step
@@ -214,78 +252,93 @@ def jobs_of(jobs, stretch, sharers, SEVERAL: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def draw(drawn_ptr):
-    """The next ticket that nobody has."""
-    return gl.num_programs(0) + gl.atomic_add(drawn_ptr, 1, sem="relaxed")
+def next_work(counter_ptr):
+    """Dynamic tile scheduler: the next work item that no program has, by an atomic counter.
 
-
-@gluon.jit
-@no_type_check
-def tickets_for(READERS: gl.constexpr, COUNT: gl.constexpr):
-    """A ring of COUNT numbers each that one warp tells to so many warpgroups; before the warps part."""
-    numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return numbers, barriers(2, 1), barriers(2, READERS)
-
-
-@gluon.jit
-@no_type_check
-def tell(tickets, turn, values):
-    """Tell the turn-th numbers, or the first of them, when all have read those in their place."""
-    numbers, full, empty = tickets
-    COUNT: gl.constexpr = numbers.shape[0] // 2
-    slot = turn % 2
-    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
-    for which in gl.static_range(len(values)):
-        numbers.index(slot * COUNT + which).store(
-            gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(full.index(slot))
-
-
-@gluon.jit
-@no_type_check
-def hear(tickets, turn):
-    """Wait for the turn-th numbers."""
-    mbarrier.wait(tickets[1].index(turn % 2), turn // 2 & 1)
-
-
-@gluon.jit
-@no_type_check
-def number_of(tickets, turn, WHICH: gl.constexpr):
-    """One of the turn-th numbers, which have been waited for."""
-    numbers = tickets[0]
-    COUNT: gl.constexpr = numbers.shape[0] // 2
-    return gl.max(numbers.index(turn % 2 * COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-
-
-@gluon.jit
-@no_type_check
-def forget(tickets, turn):
-    """Let others take the turn-th numbers' place.
-
-    Not where they have just been loaded: warps that have met may still wait for that, while products keep shared memory
-    busy.
+    The first items are those of each program's own number.
     """
-    mbarrier.arrive(tickets[2].index(turn % 2))
+    return gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
 
 
-def shared_out(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
-    """Programs of a grid, how many jobs are shared out together, and among how many programs: for `jobs_of`.
+@aggregate
+class WorkQueue:
+    """A ring buffer of two stages, by which the producer tells all consumer warpgroups of work items.
+
+    An item is COUNT integers; its first is negative when there is no further item.
+    """
+
+    numbers: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    COUNT: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def publish(self, turn, values):
+        """Publish the turn-th item, or the first of its numbers, when all warpgroups have released the stage."""
+        stage = turn % 2
+        mbarrier.wait(self.empty.index(stage), (turn // 2 & 1) ^ 1)
+        for which in gl.static_range(len(values)):
+            self.numbers.index(stage * self.COUNT + which).store(
+                gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        mbarrier.arrive(self.full.index(stage))
+
+    @gluon.jit
+    @no_type_check
+    def wait(self, turn):
+        """Wait for the turn-th item."""
+        mbarrier.wait(self.full.index(turn % 2), turn // 2 & 1)
+
+    @gluon.jit
+    @no_type_check
+    def number(self, turn, WHICH: gl.constexpr):
+        """One number of the turn-th item, which has been waited for."""
+        return gl.max(
+            self.numbers.index(turn % 2 * self.COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+    @gluon.jit
+    @no_type_check
+    def has_work(self, turn):
+        """Whether the turn-th item, which has been waited for, is one, and not the end."""
+        return self.number(turn, 0) >= 0
+
+    @gluon.jit
+    @no_type_check
+    def release(self, turn):
+        """Free the turn-th item's stage.
+
+        Not where its numbers have just been loaded: warps that have met may still wait for that, while products keep
+        shared memory busy.
+        """
+        mbarrier.arrive(self.empty.index(turn % 2))
+
+
+@gluon.jit
+@no_type_check
+def allocate_work_queue(CONSUMERS: gl.constexpr, COUNT: gl.constexpr):
+    """A queue of items of COUNT numbers that so many warpgroups read; before the warps part."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return WorkQueue(numbers, allocate_barriers(2, 1), allocate_barriers(2, CONSUMERS), COUNT)
+
+
+def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
+    """Programs of a grid, how many work items a stretch has, and how many programs share one: for `work_range`.
 
     Args:
-        grid: tiles: a job each; few: of a section FEW each, which lie far apart; else one an SM, of all jobs.
-        tiles: jobs of a (sequence, head) pair.
+        grid: tiles: an item each; few: FEW items of a section each, which lie far apart; else one an SM, of all items.
+        tiles: work items of a (sequence, head) pair.
         pairs: of these.
         group: pairs of a section.
         processors: SMs of the card.
     """
-    jobs = tiles * pairs
+    items = tiles * pairs
     if grid == "tiles":
-        return jobs, jobs, jobs
+        return items, items, items
     if grid == "few":
         stretch = tiles * group
         sharers = -(-stretch // FEW)
-        return jobs // stretch * sharers + -(-(jobs % stretch) // FEW), stretch, sharers
-    return min(jobs, processors), jobs, min(jobs, processors)
+        return items // stretch * sharers + -(-(items % stretch) // FEW), stretch, sharers
+    return min(items, processors), items, min(items, processors)
 
 
 @cache  # Triton takes 5 µs for one, and a call has four to eight.
@@ -305,7 +358,7 @@ def is_rows(x: Tensor) -> bool:
 
 
 def rows_of(x: Tensor, rows: int, columns: int) -> Any:
-    """Describe packed [rows, heads, dims] or [sequences, rows, heads, dims] for `place_of`.
+    """Describe packed [rows, heads, dims] or [sequences, rows, heads, dims] for `coordinates`.
 
     Args:
         x: as `is_rows` accepts.

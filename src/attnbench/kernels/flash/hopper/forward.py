@@ -1,24 +1,24 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Softmax attention forward for Hopper: one warp loads, two to four warpgroups of 64 rows each attend.
+"""Softmax attention forward for Hopper: a producer warp, and two to four consumer warpgroups of 64 rows each.
 
-The sums are those of portable.forward.  What differs is who waits for whom (Shah et al. 2024, arXiv:2407.08608):
+The sums are those of portable.forward.  The pipeline is another (Shah et al. 2024, arXiv:2407.08608):
 
-    loader        rows of queries, then tiles of keys and values, each as soon as its place in the ring is free
-    warpgroup     S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs beside the second, and beside
+    producer      loads rows of queries, then tiles of keys and values, each as soon as its pipeline stage is free
+    consumer      S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs beside the second, and beside
                   the products of the warpgroup whose turn comes next
 
-Keys go from the last tile to the first, so that what a causal mask cuts comes before the loop is in its stride; a
-warpgroup passes over the tiles in front that none of its rows sees.
-A job is one tile of 64 rows a warpgroup.  A program has one, or several: then the loader is a job ahead, and an output
-leaves beside the next job's first product, where shared memory has ROOM for two tiles of queries; or, where it has some
-for half an output, from there, while the next queries come.
+Keys go from the last tile to the first, so that the tiles of a causal mask come before the steady state of the loop; a
+warpgroup skips the tiles in front that none of its rows sees.
+A work item is one tile of 64 rows a warpgroup.  A program has one, or several: then the producer is an item ahead, and
+an output leaves beside the next item's first product, where shared memory has ROOM for two tiles of queries; or, where
+it has some for half an output, from there, while the next queries come.
 
 Products of 64 rows and 64 keys read as many bytes of shared memory as they have cycles for.  Queries that are split
-have the first half of their dims in registers through a job, HELD there: half the scores' products read keys alone, and
-over 128 dims shared memory has room for the other half of two tiles.
+have the first half of their dims in registers through an item, HELD there: half the scores' products read keys alone,
+and over 128 dims shared memory has room for the other half of two tiles.
 
-The output so far takes the factor of a softmax when that is known, and then nothing of the warpgroup is with the tensor
-cores; LAZY, it does so beside the next scores.
+The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
+warpgroup; LAZY, it does so beside the next scores.
 """
 
 from __future__ import annotations
@@ -44,28 +44,30 @@ from attnbench.kernels.flash.config.space import (
     query_columns,
     query_tiles,
 )
-from attnbench.kernels.flash.hopper.epilogue import send
-from attnbench.kernels.flash.hopper.producer import load
-from attnbench.kernels.flash.hopper.tiles import fold, hide, not_sooner, sums_of, told_job, unseen_of
+from attnbench.kernels.flash.hopper.epilogue import Consumer, epilogue
+from attnbench.kernels.flash.hopper.producer import Producer, produce
+from attnbench.kernels.flash.hopper.tiles import (
+    GridProblem,
+    Mask,
+    fold,
+    hide,
+    not_sooner,
+    read_work,
+    sums_of,
+    unseen_of,
+)
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
-    barriers,
-    forget,
-    give_back,
-    hear,
+    Rings,
+    allocate_barriers,
+    allocate_ring,
+    allocate_work_queue,
     is_rows,
-    leave,
-    number_of,
-    pass_over,
+    partition_work,
     pass_turn,
-    ring_of,
     rows_of,
-    shared_out,
-    take,
-    tickets_for,
-    tile_of,
-    wait_tile,
+    skip_tiles,
     wait_turn,
 )
 from attnbench.kernels.shared.tiling import block_of, group_of
@@ -97,220 +99,221 @@ def scores_of(held, q, k, none):
 
 @gluon.jit
 @no_type_check
-def cut_off(scores, given, tile, done, row, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
+def hide_tile(scores, consumer, tile, done, row):
     """Scores of a tile of keys with those at -∞ that the mask hides."""
-    left, right = given[6]
-    job = told_job(given[8], done)
-    return hide(scores, row, tile * BLOCK_N, job[4], job[4] - job[3], left, right, HAS_LEFT, HAS_RIGHT)
+    work = read_work(consumer.queue, done)
+    return hide(scores, row, tile * consumer.BLOCK_N, work.keys, work.keys - work.queries, consumer.mask)
 
 
 @gluon.jit
 @no_type_check
-def through_keys(held, q, acc, row_max, sums, given, count, done, row, span, WHICH: gl.constexpr,
-                 HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr,
-                 MIX: gl.constexpr, LAZY: gl.constexpr, ROOM: gl.constexpr):
-    """Softmax and sums of a job's tiles of keys, one at least, and the count after them."""
-    _out_desc, _lse_ptr, _lse_batch, _lse_head, rings, turns, _reach, scale, _tickets, _outs, held_rings = given
-    begin, whole, split, end = span
+def through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end,
+                 WARPGROUP: gl.constexpr):
+    """Softmax and sums of a work item's tiles of keys, one at least, and the count after them."""
+    turns = consumer.turns
+    scale = consumer.scale
+    BLOCK_N: gl.constexpr = consumer.BLOCK_N
+    TURNS: gl.constexpr = consumer.TURNS
+    LAZY: gl.constexpr = consumer.LAZY
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    q_rings, k_ring, v_ring = rings
+    q_ring = consumer.rings.q[WARPGROUP]
+    k_ring = consumer.rings.k
+    v_ring = consumer.rings.v
     none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    wait_tile(k_ring, count)
+    k_ring.wait(count)
     if TURNS:
-        wait_turn(turns, count, WHICH)
-    scores = scores_of(held, q, tile_of(k_ring, count), none)
+        wait_turn(turns, count, WARPGROUP)
+    scores = scores_of(held, q, k_ring.tile(count), none)
     if TURNS:
-        pass_turn(turns, WHICH)
-    if ROOM > 1:
-        leave(q_rings[WHICH], done)
+        pass_turn(turns, WARPGROUP)
+    if q_ring.STAGES > 1:
+        q_ring.release_stored(done)
     scores = warpgroup_mma_wait(0, [scores])
-    give_back(k_ring, count)
+    k_ring.release(count)
     if q.shape[1] != acc.shape[1]:
         # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
         # memory that products keep busy serves them so late that the next queries could be there.
-        give_back(held_rings[WHICH], done)
-    cut = end > split
-    if HAS_LEFT:
-        cut |= end <= whole
-    if cut:
-        scores = cut_off(scores, given, end - 1, done, row, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
+        consumer.held_rings[WARPGROUP].release(done)
+    masked = end > split
+    if consumer.mask.HAS_LEFT:
+        masked |= end <= whole
+    if masked:
+        scores = hide_tile(scores, consumer, end - 1, done, row)
+    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
     weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
     if begin + 1 < end:
-        wait_tile(k_ring, count + 1)
+        k_ring.wait(count + 1)
     for index in range(1, end - begin):
         tile = end - 1 - index
         if not LAZY:
-            wait_tile(v_ring, count)
+            v_ring.wait(count)
         if TURNS:
-            wait_turn(turns, count + 1, WHICH)
-        scores = scores_of(held, q, tile_of(k_ring, count + 1), none)
+            wait_turn(turns, count + 1, WARPGROUP)
+        scores = scores_of(held, q, k_ring.tile(count + 1), none)
         if LAZY:
-            wait_tile(v_ring, count)
+            v_ring.wait(count)
             acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
-        acc = warpgroup_mma(weights, tile_of(v_ring, count), acc, is_async=True)
+        acc = warpgroup_mma(weights, v_ring.tile(count), acc, is_async=True)
         if TURNS:
-            pass_turn(turns, WHICH)
+            pass_turn(turns, WARPGROUP)
         scores = warpgroup_mma_wait(1, [scores])
-        give_back(k_ring, count + 1)
-        cut = tile >= split
-        if HAS_LEFT:
-            cut |= tile < whole
-        if cut:
-            scores = cut_off(scores, given, tile, done, row, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        following, factor, row_max, sums = fold(scores, row_max, sums, scale, MIX)
+        k_ring.release(count + 1)
+        masked = tile >= split
+        if consumer.mask.HAS_LEFT:
+            masked |= tile < whole
+        if masked:
+            scores = hide_tile(scores, consumer, tile, done, row)
+        following, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
-            wait_tile(k_ring, count + 2)
+            k_ring.wait(count + 2)
         acc = warpgroup_mma_wait(0, [acc])
-        give_back(v_ring, count)
+        v_ring.release(count)
         if not LAZY:
             acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
         weights = gl.convert_layout(following.to(q.dtype), WEIGHTS)
         count += 1
     if LAZY:
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-    acc = warpgroup_mma(weights, take(v_ring, count), acc, is_async=True)
+    acc = warpgroup_mma(weights, v_ring.take(count), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
-    give_back(v_ring, count)
+    v_ring.release(count)
     return acc, row_max, sums, count + 1
 
 
 @gluon.jit
 @no_type_check
-def attend_job(given, count, done, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-               PACKED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-               TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
-    """Attend to a job's keys and send the output; how many tiles of keys there have been then."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+def attend(consumer, count, done, WARPGROUP: gl.constexpr):
+    """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
+    BLOCK_V: gl.constexpr = consumer.BLOCK_V
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    q_ring = given[4][0][WHICH]
-    SPLIT: gl.constexpr = q_ring[0].shape[5] != BLOCK_V
-    _query_start, _head, _batch, queries, keys, first, begin, whole, split, end = told_job(given[8], done)
-    row = first + WHICH * ROWS
+    rings = consumer.rings
+    q_ring = rings.q[WARPGROUP]
+    held_ring = consumer.held_rings[WARPGROUP]
+    SPLIT: gl.constexpr = q_ring.COLUMNS != BLOCK_V
+    work = read_work(consumer.queue, done)
+    begin, end = work.begin, work.end
+    row = work.first + WARPGROUP * ROWS
     acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    sums = sums_of(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))
-    unseen = unseen_of(row, given[6][1], queries, keys, begin, end, HAS_RIGHT, BLOCK_N)
-    count = pass_over(given[4], count, unseen, given[5], WHICH, TURNS)
+    sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
+    unseen = unseen_of(row, work, consumer.mask, consumer.BLOCK_N)
+    count = skip_tiles(rings, count, unseen, consumer.turns, WARPGROUP, consumer.TURNS)
     end -= unseen
     if SPLIT:
-        wait_tile(given[10][WHICH], done)
-    q = take(q_ring, done)
+        held_ring.wait(done)
+    q = q_ring.take(done)
     if begin < end:
         held = row  # nothing that is read
         if SPLIT:
-            held = tile_of(given[10][WHICH], done).load(gl.DotOperandLayout(0, SCORES, 2))
-        acc, row_max, sums, count = through_keys(
-            held, q, acc, row_max, sums, given, count, done, row, (begin, whole, split, end), WHICH, HAS_LEFT,
-            HAS_RIGHT, BLOCK_N, TURNS, MIX, LAZY, ROOM)
+            held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
+        acc, row_max, sums, count = through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin,
+                                                 work.whole, work.split, end, WARPGROUP)
     else:
         if SPLIT:
-            give_back(given[10][WHICH], done)
-        if ROOM > 1:
-            leave(q_ring, done)
+            held_ring.release(done)
+        if q_ring.STAGES > 1:
+            q_ring.release_stored(done)
     # The queries have been read: the output leaves from where they were, or the next can come.
-    place = q_ring[0].index(done % ROOM)
-    APART: gl.constexpr = given[0].block_shape[4] != BLOCK_V and not SPLIT
+    place = q_ring.tiles.index(done % q_ring.STAGES)
+    APART: gl.constexpr = consumer.out_desc.block_shape[4] != BLOCK_V and not SPLIT
     if APART:
-        give_back(q_ring, done)
-        place = given[9].index(WHICH)
-    # A program of one job needs the place of the held half no more.
-    TWO: gl.constexpr = SPLIT and GRID == "tiles"
-    beside = place
+        q_ring.release(done)
+        place = consumer.outs.index(WARPGROUP)
+    # A program of one work item needs the place of the held half no more.
+    TWO: gl.constexpr = SPLIT and consumer.GRID == "tiles"
+    second_place = place
     if TWO:
-        beside = given[10][WHICH][0].index(0)
-    send(given, acc, row_max, sums, place, beside, done, row, PACKED, not TWO)
-    if GRID != "tiles":
-        forget(given[8], done)
-        if ROOM == 1 and not APART:
-            leave(q_ring, done + 1)
+        second_place = held_ring.tiles.index(0)
+    epilogue(consumer, acc, row_max, sums, place, second_place, done, row, not TWO)
+    if consumer.GRID != "tiles":
+        consumer.queue.release(done)
+        if q_ring.STAGES == 1 and not APART:
+            q_ring.release_stored(done + 1)
     return count
 
 
 @gluon.jit
 @no_type_check
-def attend(given, WHICH: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, TURNS: gl.constexpr,
-           MIX: gl.constexpr, LAZY: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr):
-    """A warpgroup's work: rows from 64 WHICH of each job."""
-    tickets = given[8]
+def consume(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    queue = consumer.queue
     count = 0
     done = 0
-    hear(tickets, 0)
-    if GRID == "tiles":
-        if number_of(tickets, 0, 0) >= 0:
-            attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX,
-                       LAZY, GRID, ROOM)
+    queue.wait(0)
+    if consumer.GRID == "tiles":
+        if queue.has_work(0):
+            attend(consumer, count, done, WARPGROUP)
     else:
-        while number_of(tickets, done, 0) >= 0:
-            count = attend_job(given, count, done, WHICH, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS,
-                               MIX, LAZY, GRID, ROOM)
+        while queue.has_work(done):
+            count = attend(consumer, count, done, WARPGROUP)
             done += 1
-            hear(tickets, done)
+            queue.wait(done)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, drawn_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head,
     scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_V: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr,
     GROUPS: gl.constexpr, TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Rings and barriers, and who does what; with ROOM for so many tiles of queries."""
-    problem = (cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, heads, pairs, tiles, group, stretch, sharers)
-    q_rings = (ring_of(q_desc, ROOM, 1), ring_of(q_desc, ROOM, 1))
-    if GROUPS > 2:
-        q_rings = (q_rings[0], q_rings[1], ring_of(q_desc, ROOM, 1))
-    if GROUPS > 3:
-        q_rings = (q_rings[0], q_rings[1], q_rings[2], ring_of(q_desc, ROOM, 1))
+    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
+    problem = GridProblem(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, stretch, sharers,
+                          PACKED, GRID)
+    q_rings = ()
+    for _index in gl.static_range(GROUPS):
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
     held_rings = q_rings
     if q_desc.block_shape[4] != BLOCK_V:
-        held_rings = (ring_of(q_desc, 1, 1), ring_of(q_desc, 1, 1))
-        if GROUPS > 2:
-            held_rings = (held_rings[0], held_rings[1], ring_of(q_desc, 1, 1))
-    rings = (q_rings, ring_of(k_desc, KEY_STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
-    turns = barriers(GROUPS, 1)
-    tickets = tickets_for(GROUPS, 10)
-    outs = q_rings[0][0]
+        held_rings = ()
+        for _index in gl.static_range(GROUPS):
+            held_rings = held_rings + (allocate_ring(q_desc, 1, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, KEY_STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+    turns = allocate_barriers(GROUPS, 1)
+    queue = allocate_work_queue(GROUPS, 10)
+    outs = q_rings[0].tiles
     if out_desc.block_shape[4] != BLOCK_V and q_desc.block_shape[4] == BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, rings, problem, repeats, tickets, drawn_ptr, held_rings)
-    sums = (out_desc, lse_ptr, lse_batch, lse_head, rings, turns, (left, right), scale, tickets, outs, held_rings)
-    # Constants are written out each time: in a tuple they would be numbers of the run.
+    producer = Producer(q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N,
+                        GROUPS)
+    consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, outs, held_rings,
+                        PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID)
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
+            (consume, (consumer, 0)),
+            (consume, (consumer, 1)),
+            (produce, (producer,)),
         ], [4, 1], [REGISTERS, 24])
     elif GROUPS == 3:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
+            (consume, (consumer, 0)),
+            (consume, (consumer, 1)),
+            (consume, (consumer, 2)),
+            (produce, (producer,)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (attend, (sums, 0, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 1, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 2, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (attend, (sums, 3, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID, ROOM)),
-            (load, (loads, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N, GROUPS, GRID)),
+            (consume, (consumer, 0)),
+            (consume, (consumer, 1)),
+            (consume, (consumer, 2)),
+            (consume, (consumer, 3)),
+            (produce, (producer,)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 
 
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; nothing waits for the device, and but for a ticket's four bytes nothing is allocated.
+    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the tile counter's four bytes.
 
     Args:
         q: [B, Sq, H, D] or packed [Tq, H, D]; bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
@@ -345,10 +348,10 @@ def launch_hopper_forward(
     described = [rows_of(x, rows[name], wide[name]) for name, x in tensors.items()]
     section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
                        problem.batch * heads_kv) * (heads // heads_kv)
-    programs, stretch, sharers = shared_out(config.grid, tiles, pairs, section, processors(q))
-    drawn = torch.zeros(1, dtype=torch.int32, device=q.device) if config.grid == "ticket" else None
+    programs, stretch, sharers = partition_work(config.grid, tiles, pairs, section, processors(q))
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if config.grid == "ticket" else None
     flash_hopper_forward[(programs,)](
-        *described, lse, drawn, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E,
+        *described, lse, counter, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E,
         *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
         BLOCK_N=config.block_n, BLOCK_V=columns, KEY_STAGES=key_stages(config), STAGES=config.stages, GRID=config.grid,
         ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the flash forward for Hopper is made of: which job is a program's next, the mask and the softmax of a tile."""
+"""What the flash forward for Hopper is made of: the tile scheduler's work items, the mask and the softmax of a tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.flash.tiles import keys_of_rows, sees, sequence, tiles_of
-from attnbench.kernels.shared.hopper import ROWS, number_of
+from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
 from attnbench.kernels.shared.rows import section_of
 
 NAN = gl.constexpr(tl.PropagateNan.ALL)
@@ -18,16 +18,88 @@ C1, C2, C3 = (gl.constexpr(c) for c in (0.6932829022407532, 0.2422110140323639, 
 "Of the polynomial that is 1 at 0 of least relative error, 1.01e-4, for powers of two from -1/2 to 1/2."
 
 
+@aggregate
+class Mask:
+    """How far a row sees to either side, and whether there is a limit."""
+
+    left: Argument
+    right: Argument
+    HAS_LEFT: gl.constexpr
+    HAS_RIGHT: gl.constexpr
+
+
+@aggregate
+class GridProblem:
+    """Arguments of the launch that say which work items there are, and whose."""
+
+    cu_q_ptr: Argument
+    cu_k_ptr: Argument
+    seqlen_q: Argument
+    seqlen_k: Argument
+    mask: Mask
+    heads: Argument
+    pairs: Argument
+    "(sequence, head) pairs"
+    tiles: Argument
+    "of the longest sequence"
+    group: Argument
+    "pairs of a section (`section_of`)"
+    stretch: Argument
+    sharers: Argument
+    "as of `hopper.partition_work`"
+    PACKED: gl.constexpr
+    GRID: gl.constexpr
+
+
+@aggregate
+class Work:
+    """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
+
+    query_start: gl.tensor
+    "the sequence's first query among all"
+    head: gl.tensor
+    batch: gl.tensor
+    "the sequence"
+    queries: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    first: gl.tensor
+    "the item's first query"
+    begin: gl.tensor
+    "tiles of keys: the first, the first that all rows see, and behind the last of each"
+    whole: gl.tensor
+    split: gl.tensor
+    end: gl.tensor
+
+    @gluon.jit
+    @no_type_check
+    def publish(self, queue, turn):
+        """Publish this as the turn-th item; `read_work` is the other end."""
+        queue.publish(turn, (self.query_start, self.head, self.batch, self.queries, self.keys, self.first, self.begin,
+                             self.whole, self.split, self.end))
+
+
 @gluon.jit
 @no_type_check
-def job_at(turn, problem, step, GRID: gl.constexpr):
-    """Number of the job that is `turn`-th in a grid's order; `step` as of `hopper.jobs_of`.
+def read_work(queue, turn):
+    """The turn-th work item, which has been waited for.
+
+    Read anew wherever it is needed: ten numbers are more than a thread has registers for.
+    """
+    return Work(queue.number(turn, 0), queue.number(turn, 1), queue.number(turn, 2), queue.number(turn, 3),
+                queue.number(turn, 4), queue.number(turn, 5), queue.number(turn, 6), queue.number(turn, 7),
+                queue.number(turn, 8), queue.number(turn, 9))
+
+
+@gluon.jit
+@no_type_check
+def item_at(turn, tiles, pairs, stretch, step, GRID: gl.constexpr):
+    """Number of the work item that is `turn`-th in a grid's order; `step` as of `hopper.work_range`.
 
     From the last section to the first, so that a smaller one comes first and the grid ends with the short tiles of
-    many pairs.  Few jobs of a section go there and back: whoever took the longest takes the shortest next, and all
+    many pairs.  Few items of a section go there and back: whoever took the longest takes the shortest next, and all
     programs are as long.
     """
-    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, _heads, pairs, tiles, _group, stretch, _sharers = problem
     begin = 0
     end = tiles * pairs
     if GRID == "few":
@@ -41,60 +113,47 @@ def job_at(turn, problem, step, GRID: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def whose(turn, problem, step, GRID: gl.constexpr):
-    """Tile, head and sequence of the job that is `turn`-th in a grid's order; past the last, of any."""
-    _cu_q_ptr, _cu_k_ptr, _seqlen_q, _seqlen_k, _left, _right, heads, pairs, tiles, group, _stretch, _sharers = problem
-    tile, pair = section_of(gl.maximum(job_at(turn, problem, step, GRID), 0), tiles, pairs, group)
-    number = pair // heads
-    return tile, pair - number * heads, number
+def locate(turn, problem, step):
+    """Tile, head and sequence of the work item that is `turn`-th in a grid's order; past the last, of any."""
+    item = item_at(turn, problem.tiles, problem.pairs, problem.stretch, step, problem.GRID)
+    tile, pair = section_of(gl.maximum(item, 0), problem.tiles, problem.pairs, problem.group)
+    number = pair // problem.heads
+    return tile, pair - number * problem.heads, number
 
 
 @gluon.jit
 @no_type_check
-def job_of(tile, head, number, problem, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
-           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """A job as warpgroups are told it (see `told_job`), and where its keys begin."""
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, left, right, _heads, _pairs, _tiles, _group, _stretch, _sharers = problem
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-    query_start = (query_start + batch * seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * seqlen_k).to(gl.int32)
+def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The work item of a tile of BLOCK_M rows, and where its keys begin."""
+    mask = problem.mask
+    batch, query_start, key_start, queries, keys = sequence(
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
     first = tile * BLOCK_M
     shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
-                                                right, HAS_LEFT, HAS_RIGHT)
+    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift,
+                                                mask.left, mask.right, mask.HAS_LEFT, mask.HAS_RIGHT)
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
-    return (query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end), key_start
+    work = Work(query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end)
+    return work, key_start
 
 
 @gluon.jit
 @no_type_check
-def told_job(tickets, turn):
-    """The turn-th job: its sequence's first query among all, or -1 if there is no further job; head; sequence; queries;
-    keys; its own first query; and tiles of keys: the first, the first that all rows see, and behind the last of each.
-
-    Read anew wherever it is needed: ten numbers are more than a thread has registers for.
-    """
-    return (number_of(tickets, turn, 0), number_of(tickets, turn, 1), number_of(tickets, turn, 2),
-            number_of(tickets, turn, 3), number_of(tickets, turn, 4), number_of(tickets, turn, 5),
-            number_of(tickets, turn, 6), number_of(tickets, turn, 7), number_of(tickets, turn, 8),
-            number_of(tickets, turn, 9))
+def unseen_of(row, work, mask, BLOCK_N: gl.constexpr):
+    """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+    high = work.keys
+    if mask.HAS_RIGHT:
+        last = gl.minimum(row + ROWS, work.queries) - 1
+        high = gl.minimum(gl.maximum(last + (work.keys - work.queries + mask.right + 1), 0), work.keys)
+    seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, work.begin)
+    return gl.where(row < work.queries, work.end - gl.minimum(seen, work.end), work.end - work.begin)
 
 
 @gluon.jit
 @no_type_check
-def unseen_of(row, right, queries, keys, begin, end, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many of a job's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
-    high = keys
-    if HAS_RIGHT:
-        last = gl.minimum(row + ROWS, queries) - 1
-        high = gl.minimum(gl.maximum(last + (keys - queries + right + 1), 0), keys)
-    seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, begin)
-    return gl.where(row < queries, end - gl.minimum(seen, end), end - begin)
-
-
-@gluon.jit
-@no_type_check
-def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+def hide(scores, row, at, keys, shift, mask):
     """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
     rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
@@ -103,9 +162,9 @@ def hide(scores, row, at, keys, shift, left, right, HAS_LEFT: gl.constexpr, HAS_
     own = columns & 7
     place = row + shift - at - own
     end = keys - at - own
-    if HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
-        end = gl.minimum(end, rows + (place + right + 1))
-    see = sees(rows, columns - own, end, place, left, right, HAS_LEFT, False)
+    if mask.HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
+        end = gl.minimum(end, rows + (place + mask.right + 1))
+    see = sees(rows, columns - own, end, place, mask.left, mask.right, mask.HAS_LEFT, False)
     return gl.where(see, scores, float("-inf"))
 
 

@@ -66,12 +66,12 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
     programs = min(tiles * pairs, processors(q))
-    # Few jobs are not drawn, and a launch is one kernel: no zero is written before it.
+    # A program of one work item needs no tile counter, and a launch is one kernel: no zero is written before it.
     draws = tiles * pairs > programs
-    drawn = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
     hstu_hopper_forward[(programs,)](
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
-        rows_of(out, ROWS.value, block_v), drawn, problem.offsets, problem.offsets_q, problem.num_targets,
+        rows_of(out, ROWS.value, block_v), counter, problem.offsets, problem.offsets_q, problem.num_targets,
         problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group,
         problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=draws, **problem.flags(),
         **config.hopper_flags(block_d, block_v))

@@ -4,13 +4,13 @@
     attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
     combine  for a job of queries:                           out_t += g_selected Σ_s partial[t, s]
 
-A program stays on its SM, and its warps have jobs of their own (`queue` has those of one warp):
+A persistent kernel, whose warps have parts of their own (`queue` has those of one warp):
 
-    scout → gather → attend → publish      tiles of a list: rows of queries, a block's keys and values
-    clerk → combine → publish               jobs of some queries, behind
+    produce_tiles → gather → attend → publish_done      tiles of a list: rows of queries, a block's keys and values
+    produce_jobs → combine → publish_done               jobs of some queries, behind
 
-All of it runs at once, and an SM's instruction cache holds some 2,000 instructions: past that warps wait for their
-code, those of one warp most.  So what two warpgroups or warps do alike is one partition, whose code is there once.
+All of it runs at once, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls, that of
+single warps most.  So what two warpgroups or warps do alike is one partition, whose code is there once.
 
 A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
 multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
@@ -32,12 +32,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault
-from attnbench.kernels.hstu.bsa.hopper.queue import PLAIN, TILE_ROWS, clerk, note_of, notes, porter, publish, scout
-from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD
+from attnbench.kernels.hstu.bsa.hopper.queue import (
+    PLAIN,
+    TILE_ROWS,
+    JobProducer,
+    Slots,
+    TileProducer,
+    TileRing,
+    allocate_slots,
+    grant_places,
+    number_of,
+    produce_jobs,
+    produce_tiles,
+    publish_done,
+)
+from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD, GridProblem
 from attnbench.kernels.hstu.bsa.tiles import gate_of
 from attnbench.kernels.hstu.tiles import silu
 from attnbench.kernels.shared.card import processors
-from attnbench.kernels.shared.hopper import barriers, flat, rows_of, sync_warps
+from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, flat, rows_of, sync_warps
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
@@ -51,110 +64,145 @@ AT_ONCE = gl.constexpr(32)
 
 @gluon.jit
 @no_type_check
-def tiles_of(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
-    """A ring: rows of queries, a block's keys and values, and the barrier of all."""
+def allocate_tiles(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
+    """A ring of tiles; before the warps part."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_ROWS, BLOCK_D], k_desc.dtype)
     q = gl.allocate_shared_memory(k_desc.dtype, [STAGES, TILE_ROWS, BLOCK_D], LAYOUT)
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
-    # The lanes of two warps that gather arrive, and the scout with the bytes of keys and values.
-    return q, k, v, barriers(STAGES, 65)
+    # The lanes of two warps that gather arrive, and the producer with the bytes of keys and values.
+    return TileRing(q, k, v, allocate_barriers(STAGES, 65))
 
 
 @gluon.jit
 @no_type_check
-def gather(slots, tiles, q_ptr, ATTN_DIM: gl.constexpr):
+def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
     """Two warps: bring the rows of queries; they arrive at the tile's barrier themselves, nobody here waits."""
-    come, _go, steps, sizes, ready, _done, _free = slots
-    q, _k, _v, full = tiles
-    STAGES: gl.constexpr = full.shape[0]
-    COLUMNS: gl.constexpr = q.shape[2]
+    STAGES: gl.constexpr = ring.full.shape[0]
+    COLUMNS: gl.constexpr = ring.q.shape[2]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [2, 1], [1, 0])
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     count = 0
     step = gl.to_tensor(0)
     while step >= 0:
         slot = count % STAGES
-        mbarrier.wait(ready.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 2)
+        mbarrier.wait(slots.ready.index(slot), count // STAGES & 1)
+        step = number_of(slots.steps, slot, 2)
         if step >= 0:
-            rows = note_of(sizes, slot, 2)
+            rows = number_of(slots.numbers, slot, 2)
             for part in gl.static_range(TILE_ROWS // AT_ONCE):
                 if part * AT_ONCE < rows:
-                    source = come.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
+                    source = slots.sources.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
                     # Rows of no entry become 0.
-                    copy_rows(q.index(slot).slice(part * AT_ONCE, AT_ONCE),
+                    copy_rows(ring.q.index(slot).slice(part * AT_ONCE, AT_ONCE),
                               q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
                               mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :])
-        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        async_copy.mbarrier_arrive(ring.full.index(slot), increment_count=False)
         count += 1
+
+
+@aggregate
+class Consumer:
+    """What the warpgroups of `attend` work with."""
+
+    granted: gl.shared_memory_descriptor
+    "mbarriers of slots: a tile's partial rows have a place"
+    partial_ptr: Argument
+    half_alpha: Argument
+    scale: Argument
+    slots: Slots
+    ring: TileRing
+    LINEAR_DIM: gl.constexpr
+    TANH: gl.constexpr
+    "SiLU by the tanh instruction"
+    KEEP: gl.constexpr
+    "partial rows are the last that the L2 gives up"
 
 
 @gluon.jit
 @no_type_check
-def attend_rows(slot, phase, target, tiles, granted, partial_ptr, half_alpha, scale, LINEAR_DIM: gl.constexpr,
-                TANH: gl.constexpr, KEEP: gl.constexpr):
-    """The rows of one tile: partial rows, to where its notes say; rows that were not brought are anything."""
-    q, k, v, _full = tiles
-    BLOCK_SIZE: gl.constexpr = k.shape[3]
-    BLOCK_V: gl.constexpr = v.shape[5]
+def attend_rows(consumer, slot, phase):
+    """The rows of one tile: partial rows, to where its slot says; rows that were not brought are anything."""
+    ring = consumer.ring
+    targets = consumer.slots.targets.index(slot)
+    BLOCK_SIZE: gl.constexpr = ring.k.shape[3]
+    BLOCK_V: gl.constexpr = ring.v.shape[5]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_SIZE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_V, 16])
     STORES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [8, 1], [1, 0])
     # What copies and threads wrote, for the products.
     fence_async_shared()
     none = gl.zeros([TILE_ROWS, BLOCK_SIZE], gl.float32, SCORES)
-    keys = flat(k.index(slot)).permute([1, 0])
-    scores = warpgroup_mma(q.index(slot), keys, none, use_acc=False, is_async=True)
-    target = gl.multiple_of(target.load(gl.SliceLayout(1, STORES)), 8)
+    keys = flat(ring.k.index(slot)).permute([1, 0])
+    q = ring.q.index(slot)
+    scores = warpgroup_mma(q, keys, none, use_acc=False, is_async=True)
+    target = gl.multiple_of(targets.load(gl.SliceLayout(1, STORES)), 8)
     scores = warpgroup_mma_wait(0, [scores])
     # A listed block is complete and past: every query of its list sees all its keys.
-    weights = gl.convert_layout(silu(scores, half_alpha, TANH).to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
+    weights = gl.convert_layout(silu(scores, consumer.half_alpha, consumer.TANH).to(q.dtype),
+                                gl.DotOperandLayout(0, SUMS, 2))
     none = gl.zeros([TILE_ROWS, BLOCK_V], gl.float32, SUMS)
-    sums = warpgroup_mma(weights, flat(v.index(slot)), none, use_acc=False, is_async=True)
+    sums = warpgroup_mma(weights, flat(ring.v.index(slot)), none, use_acc=False, is_async=True)
     sums = warpgroup_mma_wait(0, [sums])
     # Whole rows in pieces of 16 bytes: queries of as many columns have been read, and their place is free.
-    rows = (sums * scale).to(q.dtype)
-    if q.shape[2] == BLOCK_V:
-        q.index(slot).store(rows)
-        rows = q.index(slot).load(STORES)
+    rows = (sums * consumer.scale).to(q.dtype)
+    if ring.q.shape[2] == BLOCK_V:
+        q.store(rows)
+        rows = q.load(STORES)
     else:
         rows = gl.convert_layout(rows, STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
-    mbarrier.wait(granted.index(slot), phase)
-    gl.store(partial_ptr + target[:, None] + columns[None, :], rows,
-             mask=(target >= 0)[:, None] & (columns < LINEAR_DIM)[None, :],
-             eviction_policy="evict_last" if KEEP else "")
+    mbarrier.wait(consumer.granted.index(slot), phase)
+    gl.store(consumer.partial_ptr + target[:, None] + columns[None, :], rows,
+             mask=(target >= 0)[:, None] & (columns < consumer.LINEAR_DIM)[None, :],
+             eviction_policy="evict_last" if consumer.KEEP else "")
 
 
 @gluon.jit
 @no_type_check
-def attend(given, slots, tiles, LINEAR_DIM: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr):
-    """Two warpgroups' work: the rows of each tile, 64 for each."""
-    granted, partial_ptr, half_alpha, scale = given
-    _come, go, steps, _sizes, _ready, done, _free = slots
-    full = tiles[3]
+def attend(consumer):
+    """Two consumer warpgroups: the rows of each tile, 64 for each."""
+    slots = consumer.slots
+    full = consumer.ring.full
     STAGES: gl.constexpr = full.shape[0]
     count = 0
     step = gl.to_tensor(0)
     while step >= 0:
         slot = count % STAGES
         mbarrier.wait(full.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 8)
+        step = number_of(slots.steps, slot, 8)
         if step >= 0:
-            attend_rows(slot, count // STAGES & 1, go.index(slot), tiles, granted, partial_ptr, half_alpha, scale,
-                        LINEAR_DIM, TANH, KEEP)
-        mbarrier.arrive(done.index(slot))
+            attend_rows(consumer, slot, count // STAGES & 1)
+        mbarrier.arrive(slots.done.index(slot))
         count += 1
+
+
+@aggregate
+class Combiner:
+    """What the warpgroup of `combine` works with."""
+
+    partial_ptr: Argument
+    gates_ptr: Argument
+    out_ptr: Argument
+    jobs: Slots
+    counts: gl.shared_memory_descriptor
+    "partial rows of each row of a job, [slots, rows]"
+    OTHERS: gl.constexpr
+    "blocks of a query but the local one"
+    LINEAR_DIM: gl.constexpr
+    BLOCK_V: gl.constexpr
+    GATES: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
-def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr, BLOCK_V: gl.constexpr,
-            GATES: gl.constexpr):
-    """A warpgroup's work: the partial rows of each job's queries, added to what out holds."""
-    partial_ptr, gates_ptr, out_ptr = given
-    come, go, steps, _weights, ready, done, _free = jobs
+def combine(combiner):
+    """A warpgroup: the partial rows of each job's queries, added to what out holds."""
+    jobs = combiner.jobs
+    partial_ptr = combiner.partial_ptr
+    counts = combiner.counts
+    BLOCK_V: gl.constexpr = combiner.BLOCK_V
+    LINEAR_DIM: gl.constexpr = combiner.LINEAR_DIM
     SLOTS: gl.constexpr = counts.shape[0]
     JOB_ROWS: gl.constexpr = counts.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [4, 1], [1, 0])
@@ -165,21 +213,21 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
     step = gl.to_tensor(0)
     while step >= 0:
         slot = count % SLOTS
-        mbarrier.wait(ready.index(slot), count // SLOTS & 1)
-        step = note_of(steps, slot, 4)
+        mbarrier.wait(jobs.ready.index(slot), count // SLOTS & 1)
+        step = number_of(jobs.steps, slot, 4)
         if step >= 0:
-            source = gl.multiple_of(come.index(slot).load(COLUMN), 8)
-            row = go.index(slot).load(COLUMN)
+            source = gl.multiple_of(jobs.sources.index(slot).load(COLUMN), 8)
+            row = jobs.targets.index(slot).load(COLUMN)
             chosen = counts.index(slot).load(COLUMN)
-            gate = gate_of(gates_ptr, row, 1, 0, chosen > 0, 1, GATES)
+            gate = gate_of(combiner.gates_ptr, row, 1, 0, chosen > 0, 1, combiner.GATES)
             # A query without partial rows keeps what it has.  Nobody here reads it again: the L2 is for the others.
-            places = out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
+            places = combiner.out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
             before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0,
                              eviction_policy="evict_first")
             # Else the assembler puts the last of these loads behind the first sums, which wait.
             sync_warps()
             total = gl.zeros([JOB_ROWS, BLOCK_V], gl.float32, LAYOUT)
-            for index in gl.static_range(OTHERS):
+            for index in gl.static_range(combiner.OTHERS):
                 # From the L2: other SMs write the places of the ring anew.
                 part = gl.load(partial_ptr + (source + index * LINEAR_DIM)[:, None] + columns[None, :],
                                mask=(chosen > index)[:, None] & inside, other=0.0, cache_modifier=".cg")
@@ -187,7 +235,7 @@ def combine(given, jobs, counts, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
             total = total * gate[:, None] + before.to(gl.float32)
             gl.store(places, total.to(before.dtype), mask=(chosen > 0)[:, None] & inside,
                      eviction_policy="evict_first")
-        mbarrier.arrive(done.index(slot))
+        mbarrier.arrive(jobs.done.index(slot))
         count += 1
 
 
@@ -202,31 +250,32 @@ def hstu_bsa_hopper_attend(
     SHARED: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr, JOB_ROWS: gl.constexpr,
     JOBS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
 ):
-    """Rings and barriers, and who does what."""
-    problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring)
+    """Allocate rings, slots and barriers, and start the warps."""
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
-    tiles = tiles_of(k_desc, v_desc, STAGES, BLOCK_D)
-    slots = notes(STAGES, TILE_ROWS)
-    jobs = notes(JOBS, JOB_ROWS)
+    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring,
+                          HAS_TARGETS, HAS_CACHE, SHARED)
+    tiles = allocate_tiles(k_desc, v_desc, STAGES, BLOCK_D)
+    slots = allocate_slots(STAGES, TILE_ROWS)
+    jobs = allocate_slots(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
-    granted = barriers(STAGES, 1)
+    granted = allocate_barriers(STAGES, 1)
     fence_async_shared()
-    finds = ((k_desc, v_desc), progress_ptr, entries_ptr, tiles_ptr, problem,
-             (q_row, q_head, entry_rows, tile_rows, slot_rows))
-    asks = (progress_ptr, problem, slot_rows)
-    sums = (granted, partial_ptr, half_alpha, scale)
-    adds = (partial_ptr, gates_ptr, out_ptr)
+    consumer = Consumer(granted, partial_ptr, half_alpha, scale, slots, tiles, LINEAR_DIM, TANH, KEEP)
+    combiner = Combiner(partial_ptr, gates_ptr, out_ptr, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)
+    tile_producer = TileProducer(k_desc, v_desc, progress_ptr, entries_ptr, tiles_ptr, problem, q_row, q_head,
+                                 entry_rows, tile_rows, slot_rows, slots, tiles, BLOCK_SIZE, OTHERS, LINEAR_DIM)
+    job_producer = JobProducer(progress_ptr, problem, slot_rows, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM)
     attended = progress_ptr + COUNTERS
     finished = attended + steps * SPREAD
     gl.warp_specialize([
-        (attend, (sums, slots, tiles, LINEAR_DIM, TANH, KEEP)),
-        (combine, (adds, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)),
+        (attend, (consumer,)),
+        (combine, (combiner,)),
         (gather, (slots, tiles, q_ptr, ATTN_DIM)),
-        (scout, (finds, slots, tiles, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, SHARED)),
-        (porter, (slots, granted, finished, ring)),
-        (clerk, (asks, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM, HAS_CACHE, HAS_TARGETS, SHARED)),
-        (publish, (slots, attended, False)),
-        (publish, (jobs, finished, True)),
+        (produce_tiles, (tile_producer,)),
+        (grant_places, (slots, granted, finished, ring)),
+        (produce_jobs, (job_producer,)),
+        (publish_done, (slots, attended, False)),
+        (publish_done, (jobs, finished, True)),
     ], [4, 2, 1, 1, 1, 1, 1], [SUM_REGISTERS, 48, 48, 48, 48, 48, 48])
 
 

@@ -1,18 +1,18 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Who hands over what in the selected branch for Hopper: work of one warp each.
+"""Pipelines of the selected branch for Hopper: the parts of one warp each.
 
-    scout    tiles: hands over rows and addresses, loads keys and values
-    porter   says of each tile that its step has a place in the ring, as late as attend asks: when it writes
-    clerk    jobs: waits until all tiles of their step are published, hands over rows
-    publish  says that what a slot of either kind held has been done
+    produce_tiles   fetches tiles of the lists: publishes rows and addresses, loads keys and values
+    grant_places    says of each tile that its step has a place in the ring, as late as attend asks: when it writes
+    produce_jobs    fetches jobs: waits until all tiles of their step are published, publishes rows
+    publish_done    tells other programs that what a slot of either kind held has been done
 
-Each draws, walks (`schedule`) and loads ahead of need, so that nobody waits for memory but where memory is
+Each fetches, walks (`schedule`) and loads ahead of need, so that nobody waits for memory but where memory is
 behind.
 
 No program waits for one that may not have started.  A tile waits for jobs of earlier steps, a job for tiles of its
-own.  Take the first step that has something left: its tiles that were drawn belong to programs that run, wait for
-nothing, and come before tiles of later steps in the slots; those not drawn come before all else that is drawn.  Then
-the same holds for its jobs.
+own.  Take the first step that has something left: its tiles that were fetched belong to programs that run, wait for
+nothing, and come before tiles of later steps in the slots; those not fetched come before all else that is fetched.
+Then the same holds for its jobs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,32 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from attnbench.kernels.hstu.bsa.hopper.attend_config import ROWS
 from attnbench.kernels.hstu.bsa.hopper.schedule import (
     COUNTERS,
     DONE,
-    JOBS_DRAWN,
+    JOBS_FETCHED,
     LANES,
     SPREAD,
+    GridProblem,
     begin,
-    draw,
-    drawn,
+    fetch,
+    fetched,
     of_lane,
     seek,
     wait_for,
 )
 from attnbench.kernels.hstu.bsa.tiles import standing
-from attnbench.kernels.shared.hopper import barriers, load_tile, place_of, sync_warps
+from attnbench.kernels.shared.hopper import (
+    Argument,
+    aggregate,
+    allocate_barriers,
+    coordinates,
+    load_tile,
+    sync_warps,
+)
 
 TILE_ROWS = gl.constexpr(ROWS)
 "Rows of a tile of the lists."
@@ -50,141 +58,226 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 "Lists in shared memory."
 
 
+@aggregate
+class Slots:
+    """A ring of lists in shared memory, [slots, rows], that one warp publishes and others work through."""
+
+    sources: gl.shared_memory_descriptor
+    "where a slot's rows come from"
+    targets: gl.shared_memory_descriptor
+    "where they go to"
+    steps: gl.shared_memory_descriptor
+    "a slot's step; -1: nothing comes any more"
+    numbers: gl.shared_memory_descriptor
+    "of tiles how many rows, of jobs the weight"
+    ready: gl.shared_memory_descriptor
+    "mbarriers, at which arrives who publishes the slot"
+    done: gl.shared_memory_descriptor
+    "who computes"
+    free: gl.shared_memory_descriptor
+    "who has told other programs"
+    SLOTS: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def acquire(self, count):
+        """Wait until the count-th slot is free; which it is."""
+        slot = count % self.SLOTS
+        mbarrier.wait(self.free.index(slot), (count // self.SLOTS & 1) ^ 1)
+        return slot
+
+    @gluon.jit
+    @no_type_check
+    def finish(self, count):
+        """Publish that nothing comes any more."""
+        LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+        slot = self.acquire(count)
+        self.steps.index(slot).store(gl.full([LANES], -1, gl.int32, LINE))
+        sync_warps()
+        mbarrier.arrive(self.ready.index(slot))
+
+
 @gluon.jit
 @no_type_check
-def notes(SLOTS: gl.constexpr, ROWS: gl.constexpr):
-    """What goes with a slot: where its rows come from and go to, its step, rows or weight; and its three barriers.
-
-    ready is arrived at by who hands over, done by who computes, free by who publishes.
-    """
-    come = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
-    go = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
+def allocate_slots(SLOTS: gl.constexpr, ROWS: gl.constexpr):
+    """Slots of lists of ROWS; before the warps part."""
+    sources = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
+    targets = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
-    weights = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
-    return come, go, steps, weights, barriers(SLOTS, 1), barriers(SLOTS, 1), barriers(SLOTS, 1)
+    numbers = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
+    return Slots(sources, targets, steps, numbers, allocate_barriers(SLOTS, 1), allocate_barriers(SLOTS, 1),
+                 allocate_barriers(SLOTS, 1), SLOTS)
+
+
+@aggregate
+class TileRing:
+    """A ring of tiles of as many stages as slots: rows of queries, a block's keys and values, and the mbarrier of all.
+    """
+
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
 
 
 @gluon.jit
 @no_type_check
-def note_of(notes, slot, WARPS: gl.constexpr):
-    """One number of a slot, `step` or another; a step of -1 says that nothing comes any more."""
-    return gl.max(notes.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+def number_of(numbers, slot, WARPS: gl.constexpr):
+    """One number of a slot: of `Slots.steps` or `Slots.numbers`."""
+    return gl.max(numbers.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@aggregate
+class Record:
+    """What is known of a tile of a list before its record in the table has come; step -1: none yet, `steps`: the last
+    has been."""
+
+    step: gl.tensor
+    head: gl.tensor
+    key: gl.tensor
+    source: gl.tensor
+    target: gl.tensor
+    "where rows come from and partial rows go to"
+    listed: gl.tensor
+    "its queries' first entry"
+
+
+@aggregate
+class ListTile:
+    """A tile of a list: some of the queries that chose a block."""
+
+    step: gl.tensor
+    head: gl.tensor
+    key: gl.tensor
+    "the block's first key"
+    many: gl.tensor
+    "entries"
+    source: gl.tensor
+    target: gl.tensor
+
+
+@aggregate
+class TileProducer:
+    """What the warp of `produce_tiles` works with."""
+
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    progress_ptr: Argument
+    entries_ptr: Argument
+    tiles_ptr: Argument
+    problem: GridProblem
+    q_row: Argument
+    q_head: Argument
+    "strides"
+    entry_rows: Argument
+    tile_rows: Argument
+    slot_rows: Argument
+    "rows of a pair in the lists, the table and the partial rows"
+    slots: Slots
+    ring: TileRing
+    BLOCK_SIZE: gl.constexpr
+    OTHERS: gl.constexpr
+    "blocks of a query but the local one"
+    LINEAR_DIM: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
-def hand_over(slots, tiles, count, tile, entry, descs, q_row, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr):
+def publish_tile(producer, count, tile, entry):
     """Give a tile's rows, keys and values to those who gather and attend, when there is room."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    come, go, steps, sizes, ready, _done, free = slots
-    _q, k, v, full = tiles
-    k_desc, v_desc = descs
-    step, head, key, many, source, target = tile
-    STAGES: gl.constexpr = k.shape[0]
-    BYTES: gl.constexpr = (k.numel + v.numel) // STAGES * k.dtype.primitive_bitwidth // 8
-    slot = count % STAGES
-    mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
-    mine = gl.arange(0, entry.shape[0], entry.type.layout) < many
-    come.index(slot).store(gl.where(mine, source + (entry // OTHERS).to(gl.int64) * q_row, NOWHERE))
-    go.index(slot).store(gl.where(mine, target + entry.to(gl.int64) * LINEAR_DIM, NOWHERE))
-    steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + step)
-    sizes.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + many)
+    slots = producer.slots
+    ring = producer.ring
+    BYTES: gl.constexpr = (ring.k.numel + ring.v.numel) // slots.SLOTS * ring.k.dtype.primitive_bitwidth // 8
+    slot = slots.acquire(count)
+    mine = gl.arange(0, entry.shape[0], entry.type.layout) < tile.many
+    slots.sources.index(slot).store(
+        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_row, NOWHERE))
+    slots.targets.index(slot).store(
+        gl.where(mine, tile.target + entry.to(gl.int64) * producer.LINEAR_DIM, NOWHERE))
+    slots.steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.step)
+    slots.numbers.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.many)
     sync_warps()
-    mbarrier.expect(full.index(slot), BYTES)
+    mbarrier.expect(ring.full.index(slot), BYTES)
     # To the descriptor the sequence ends with the block.
-    place = place_of(key, k.shape[3], 0, head)
-    load_tile(k_desc, place, full.index(slot), k.index(slot))
-    load_tile(v_desc, place, full.index(slot), v.index(slot))
-    mbarrier.arrive(ready.index(slot))
+    place = coordinates(tile.key, ring.k.shape[3], 0, tile.head)
+    load_tile(producer.k_desc, place, ring.full.index(slot), ring.k.index(slot))
+    load_tile(producer.v_desc, place, ring.full.index(slot), ring.v.index(slot))
+    mbarrier.arrive(slots.ready.index(slot))
 
 
 @gluon.jit
 @no_type_check
-def hand_end(slots, count):
-    """Say that nothing comes any more."""
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    _come, _go, steps, _weights, ready, _done, free = slots
-    STAGES: gl.constexpr = steps.shape[0]
-    slot = count % STAGES
-    mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
-    steps.index(slot).store(gl.full([LANES], -1, gl.int32, LINE))
-    sync_warps()
-    mbarrier.arrive(ready.index(slot))
-
-
-@gluon.jit
-@no_type_check
-def record_of(at, lane, inside, sizes, group, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
-              BLOCK_SIZE: gl.constexpr, SHARED: gl.constexpr):
+def record_of(producer, cursor, lane, inside):
     """What is known of a tile before its record comes, and where in the table that is."""
-    q_row, q_head, entry_rows, tile_rows, slot_rows = sizes
-    step, place, _before, _through, pairs, _ahead = at
-    key = of_lane(pairs[1], lane)
-    query = of_lane(pairs[2], lane).to(gl.int64)
-    head = of_lane(pairs[3], lane)
-    of_list = head.to(gl.int64) * (0 if SHARED else 1)
-    source = query * q_row + head.to(gl.int64) * q_head
-    target = (place * group + lane).to(gl.int64) * slot_rows * LINEAR_DIM
-    where = of_list * tile_rows + query * OTHERS // TILE_ROWS + key // BLOCK_SIZE + inside
-    return (step, head, key, source, target, of_list * entry_rows + query * OTHERS), where * 3
+    OTHERS: gl.constexpr = producer.OTHERS
+    problem = producer.problem
+    pairs = cursor.pairs
+    key = of_lane(pairs.key, lane)
+    query = of_lane(pairs.query, lane).to(gl.int64)
+    head = of_lane(pairs.head, lane)
+    of_list = head.to(gl.int64) * (0 if problem.SHARED else 1)
+    source = query * producer.q_row + head.to(gl.int64) * producer.q_head
+    target = (cursor.place * problem.group + lane).to(gl.int64) * producer.slot_rows * producer.LINEAR_DIM
+    where = of_list * producer.tile_rows + query * OTHERS // TILE_ROWS + key // producer.BLOCK_SIZE + inside
+    record = Record(cursor.step, head, key, source, target, of_list * producer.entry_rows + query * OTHERS)
+    return record, where * 3
 
 
 @gluon.jit
 @no_type_check
-def scout(given, slots, tiles, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
-          HAS_CACHE: gl.constexpr, SHARED: gl.constexpr):
-    """One warp: beside the tile that it hands over, one's entries load, one's record, and one is drawn."""
+def produce_tiles(producer):
+    """One warp: beside the tile that it publishes, one's entries load, one's record, and one is fetched."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     ENTRIES: gl.constexpr = gl.BlockedLayout([TILE_ROWS // 32], [32], [1], [0])
-    descs, progress_ptr, entries_ptr, tiles_ptr, problem, sizes = given
-    group, steps = problem[6], problem[7]
+    problem = producer.problem
+    full = producer.ring.full
     rows = gl.arange(0, TILE_ROWS, ENTRIES)
     lanes = gl.arange(0, LANES, LINE)
-    number = draw(progress_ptr)
-    at = begin(problem, 0, False, HAS_CACHE, SHARED)
-    # A tile's step is -1 where there is none yet, and `steps` behind the last.
+    number = fetch(producer.progress_ptr)
+    cursor = begin(problem, 0)
     none = gl.to_tensor(0)
     far = none.to(gl.int64)
-    record = (none - 1, none, none, far, far, far)
+    record = Record(none - 1, none, none, far, far, far)
     # As scalars its three numbers would be awaited where they are loaded.
     loaded = gl.zeros([LANES], gl.int32, LINE)
-    tile = (none - 1, none, none, none, far, far)
+    tile = ListTile(none - 1, none, none, none, far, far)
     entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
     count = 0
-    while tile[0] < steps:
-        next_number = draw(progress_ptr)
+    while tile.step < problem.steps:
+        next_number = fetch(producer.progress_ptr)
         # Entries of the tile whose record has come.
-        step, head, start, source, target, listed = record
         many = of_lane(loaded, 2)
-        next_tile = (step, head, start + of_lane(loaded, 1) * BLOCK_SIZE, many, source, target)
-        next_entry = gl.load(entries_ptr + (listed + of_lane(loaded, 0)) + rows, mask=rows < many, other=0)
+        next_tile = ListTile(record.step, record.head, record.key + of_lane(loaded, 1) * producer.BLOCK_SIZE, many,
+                             record.source, record.target)
+        next_entry = gl.load(producer.entries_ptr + (record.listed + of_lane(loaded, 0)) + rows, mask=rows < many,
+                             other=0)
         # The record of the tile whose number has come.
-        at, lane, inside = seek(drawn(number), at, problem, 0, False, HAS_CACHE, SHARED)
-        record, where = record_of(at, lane, inside, sizes, group, OTHERS, LINEAR_DIM, BLOCK_SIZE, SHARED)
-        loaded = gl.load(tiles_ptr + where + lanes, mask=(lanes < 3) & (record[0] < steps), other=0)
-        if tile[0] >= 0:
-            hand_over(slots, tiles, count, tile, entry, descs, sizes[0], OTHERS, LINEAR_DIM)
+        cursor, lane, inside = seek(fetched(number), cursor, problem)
+        record, where = record_of(producer, cursor, lane, inside)
+        loaded = gl.load(producer.tiles_ptr + where + lanes, mask=(lanes < 3) & (record.step < problem.steps), other=0)
+        if tile.step >= 0:
+            publish_tile(producer, count, tile, entry)
             count += 1
         tile = next_tile
         entry = next_entry
         number = next_number
-    hand_end(slots, count)
-    mbarrier.arrive(tiles[3].index(count % tiles[3].shape[0]))
+    producer.slots.finish(count)
+    mbarrier.arrive(full.index(count % full.shape[0]))
 
 
 @gluon.jit
 @no_type_check
-def porter(slots, granted, finished, ring):
+def grant_places(slots, granted, finished, ring):
     """One warp: let each tile's partial rows be written when the step that had their place is done."""
-    steps, ready = slots[2], slots[4]
-    STAGES: gl.constexpr = granted.shape[0]
+    SLOTS: gl.constexpr = slots.SLOTS
     count = 0
     step = gl.to_tensor(0)
     checked = gl.to_tensor(0)
     while step >= 0:
-        slot = count % STAGES
-        mbarrier.wait(ready.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 1)
+        slot = count % SLOTS
+        mbarrier.wait(slots.ready.index(slot), count // SLOTS & 1)
+        step = number_of(slots.steps, slot, 1)
         # Steps leave in any order, and one without tiles has waited for none before it.
         while checked <= step - ring:
             end = gl.minimum(step - ring, checked + LANES - 1)
@@ -194,85 +287,96 @@ def porter(slots, granted, finished, ring):
         count += 1
 
 
+@aggregate
+class JobProducer:
+    """What the warp of `produce_jobs` works with."""
+
+    progress_ptr: Argument
+    problem: GridProblem
+    slot_rows: Argument
+    "partial rows of a pair"
+    jobs: Slots
+    counts: gl.shared_memory_descriptor
+    "partial rows of each row of a job, [slots, rows]"
+    BLOCK_SIZE: gl.constexpr
+    OTHERS: gl.constexpr
+    "blocks of a query but the local one"
+    LINEAR_DIM: gl.constexpr
+
+
 @gluon.jit
 @no_type_check
-def hand_job(jobs, counts, count, job, pairs, problem, slot_rows, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
-             BLOCK_SIZE: gl.constexpr, HAS_TARGETS: gl.constexpr):
+def publish_job(producer, count, cursor, lane, inside, weight):
     """Give a job's rows to those who add up, when there is room."""
-    SLOTS: gl.constexpr = counts.shape[0]
-    JOB_ROWS: gl.constexpr = counts.shape[1]
+    JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    step, place, lane, inside, weight = job
-    come, go, steps, weights, ready, _done, free = jobs
-    _tiles, key, query, head, key_end, query_end, targets = pairs
-    keys = of_lane(key_end - key, lane)
-    queries = of_lane(query_end - query, lane)
+    OTHERS: gl.constexpr = producer.OTHERS
+    jobs = producer.jobs
+    problem = producer.problem
+    pairs = cursor.pairs
+    keys = of_lane(pairs.key_end - pairs.key, lane)
+    queries = of_lane(pairs.query_end - pairs.query, lane)
     seen = keys
-    if HAS_TARGETS:
-        seen = keys - of_lane(targets, lane)
+    if problem.HAS_TARGETS:
+        seen = keys - of_lane(pairs.targets, lane)
     row = inside * JOB_ROWS + gl.arange(0, JOB_ROWS, gl.BlockedLayout([(JOB_ROWS + 31) // 32], [32], [1], [0]))
     mine = row < queries
-    _position, _stand, local = standing(row, keys - queries, seen, BLOCK_SIZE)
-    first = (place * problem[6] + lane).to(gl.int64) * slot_rows
-    target = (of_lane(query, lane).to(gl.int64) + row) * problem[5] + of_lane(head, lane)
-    slot = count % SLOTS
-    mbarrier.wait(free.index(slot), (count // SLOTS & 1) ^ 1)
-    come.index(slot).store((first + row * OTHERS) * LINEAR_DIM)
-    go.index(slot).store(gl.where(mine, target, 0))
-    counts.index(slot).store(gl.where(mine, gl.minimum(local, OTHERS), 0))
-    steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + step)
-    weights.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + weight)
+    _position, _stand, local = standing(row, keys - queries, seen, producer.BLOCK_SIZE)
+    first = (cursor.place * problem.group + lane).to(gl.int64) * producer.slot_rows
+    target = (of_lane(pairs.query, lane).to(gl.int64) + row) * problem.heads + of_lane(pairs.head, lane)
+    slot = jobs.acquire(count)
+    jobs.sources.index(slot).store((first + row * OTHERS) * producer.LINEAR_DIM)
+    jobs.targets.index(slot).store(gl.where(mine, target, 0))
+    producer.counts.index(slot).store(gl.where(mine, gl.minimum(local, OTHERS), 0))
+    jobs.steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + cursor.step)
+    jobs.numbers.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + weight)
     sync_warps()
-    mbarrier.arrive(ready.index(slot))
+    mbarrier.arrive(jobs.ready.index(slot))
 
 
 @gluon.jit
 @no_type_check
-def clerk(given, jobs, counts, BLOCK_SIZE: gl.constexpr, OTHERS: gl.constexpr, LINEAR_DIM: gl.constexpr,
-          HAS_CACHE: gl.constexpr, HAS_TARGETS: gl.constexpr, SHARED: gl.constexpr):
-    """One warp: a number drawn ahead, and the job before it handed over when its step's tiles are published."""
-    JOB_ROWS: gl.constexpr = counts.shape[1]
-    progress_ptr, problem, slot_rows = given
-    steps = problem[7]
-    number = draw(progress_ptr + JOBS_DRAWN)
-    at = begin(problem, JOB_ROWS, HAS_TARGETS, HAS_CACHE, SHARED)
+def produce_jobs(producer):
+    """One warp: a number fetched ahead, and the job before it published when its step's tiles are."""
+    problem = producer.problem
+    progress_ptr = producer.progress_ptr
+    number = fetch(progress_ptr + JOBS_FETCHED)
+    cursor = begin(problem, producer.counts.shape[1])
     count = 0
     checked = gl.to_tensor(-1)
-    while at[0] < steps:
-        next_number = draw(progress_ptr + JOBS_DRAWN)
-        wanted = drawn(number)
-        at, lane, inside = seek(wanted, at, problem, JOB_ROWS, HAS_TARGETS, HAS_CACHE, SHARED)
+    while cursor.step < problem.steps:
+        next_number = fetch(progress_ptr + JOBS_FETCHED)
+        wanted = fetched(number)
+        cursor, lane, inside = seek(wanted, cursor, problem)
         number = next_number
-        step, place, before, through, pairs, _ahead = at
-        if step < steps:
+        step = cursor.step
+        if step < problem.steps:
             if checked < step:
-                wait_for(progress_ptr + COUNTERS, step, step, gl.sum(pairs[0], 0))
+                wait_for(progress_ptr + COUNTERS, step, step, gl.sum(cursor.pairs.tiles, 0))
                 checked = step
             # One job adds what the others leave of DONE.
-            weight = gl.where(wanted == before, DONE + 1 - gl.max(through, 0), 1)
-            hand_job(jobs, counts, count, (step, place, lane, inside, weight), pairs, problem, slot_rows, OTHERS,
-                     LINEAR_DIM, BLOCK_SIZE, HAS_TARGETS)
+            weight = gl.where(wanted == cursor.before, DONE + 1 - gl.max(cursor.through, 0), 1)
+            publish_job(producer, count, cursor, lane, inside, weight)
             count += 1
-    hand_end(jobs, count)
+    producer.jobs.finish(count)
 
 
 @gluon.jit
 @no_type_check
-def publish(slots, counters, WEIGHED: gl.constexpr):
+def publish_done(slots, counters, WEIGHED: gl.constexpr):
     """One warp: free a slot that is done, and count it for other programs, after all that was written for it."""
-    _come, _go, steps, weights, _ready, done, free = slots
-    STAGES: gl.constexpr = steps.shape[0]
+    SLOTS: gl.constexpr = slots.SLOTS
     count = 0
     step = gl.to_tensor(0)
     while step >= 0:
-        slot = count % STAGES
-        mbarrier.wait(done.index(slot), count // STAGES & 1)
-        step = note_of(steps, slot, 1)
+        slot = count % SLOTS
+        mbarrier.wait(slots.done.index(slot), count // SLOTS & 1)
+        step = number_of(slots.steps, slot, 1)
         weight = gl.to_tensor(1)
         if WEIGHED:
-            weight = note_of(weights, slot, 1)
+            weight = number_of(slots.numbers, slot, 1)
         if step >= 0:
-            # Needs both notes: a slot is not free while they are being loaded.  Nobody waits for the end's.
-            mbarrier.arrive(free.index(slot), pred=weight > 0)
+            # Needs both numbers: a slot is not free while they are being loaded.  Nobody waits for the end's.
+            mbarrier.arrive(slots.free.index(slot), pred=weight > 0)
             gl.atomic_add(counters + step * SPREAD, weight, sem="release")
         count += 1

@@ -1,12 +1,12 @@
-# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Numbers drawn in the selected branch for Hopper, what they stand for, and counters between programs.
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Tile scheduler of the selected branch for Hopper: numbers from atomic counters, what they stand for, and waits.
 
 Pairs of sequence and head are taken some at a time: a step is `group` pairs, which have a place in a ring of partial
 rows.  Tiles of the lists are numbered through the steps, and so are the jobs that add partial rows up.  Programs
-draw numbers of both kinds; where a number stands is found by walking on from the last one.  One warp draws and walks,
-a lane for each pair of a step, and what it walks over is loaded a step before.
+fetch numbers of both kinds; what a number stands for is found by walking on from the last one.  One warp fetches and
+walks, a lane for each pair of a step, and what it walks over is loaded a step ahead.
 
-    progress  [0] tiles drawn, [1] jobs drawn, then of each step the tiles published, then of each step whether its
+    progress  [0] tiles fetched, [1] jobs fetched, then of each step the tiles published, then of each step whether its
               jobs are done, which is the number DONE: one adds what the others leave of it.  Counters lie APART
 """
 
@@ -18,14 +18,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.hstu.bsa.hopper.attend_config import APART, PAIRS
-from attnbench.kernels.shared.hopper import sync_warps
+from attnbench.kernels.shared.hopper import Argument, aggregate, sync_warps
 
 LANES = gl.constexpr(PAIRS)
 "Pairs of a step, at most: a warp looks at them at once."
 
 DONE = gl.constexpr(2**30)
 SPREAD = gl.constexpr(APART)
-JOBS_DRAWN = gl.constexpr(APART)
+JOBS_FETCHED = gl.constexpr(APART)
 COUNTERS = gl.constexpr(2 * APART)
 
 
@@ -38,10 +38,10 @@ def add(left, right):
 
 @gluon.jit
 @no_type_check
-def draw(counter_ptr):
-    """The next number, in the first lane, for `drawn`; nobody waits for it here.
+def fetch(counter_ptr):
+    """The next number, in the first lane, for `fetched`; nobody waits for it here.
 
-    Were all lanes' addresses one, the assembler would draw for the warp and hand the number round at once.
+    Were all lanes' addresses one, the assembler would fetch for the warp and hand the number round at once.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lanes = gl.arange(0, LANES, LAYOUT)
@@ -51,8 +51,8 @@ def draw(counter_ptr):
 
 @gluon.jit
 @no_type_check
-def drawn(number):
-    """The number that was drawn."""
+def fetched(number):
+    """The number that was fetched."""
     lanes = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
     return gl.max(gl.where(lanes == 0, number, 0), 0)
 
@@ -65,38 +65,97 @@ def of_lane(values, lane):
     return gl.sum(gl.where(lanes == lane, values, 0), 0)
 
 
+@aggregate
+class GridProblem:
+    """Arguments of the launch that say which pairs and steps there are."""
+
+    offsets_ptr: Argument
+    offsets_q_ptr: Argument
+    num_targets_ptr: Argument
+    num_tiles_ptr: Argument
+    units: Argument
+    "(sequence, head) pairs"
+    heads: Argument
+    group: Argument
+    "pairs of a step"
+    steps: Argument
+    ring: Argument
+    "steps that have a place for their partial rows"
+    HAS_TARGETS: gl.constexpr
+    HAS_CACHE: gl.constexpr
+    SHARED: gl.constexpr
+    "one list for all heads"
+
+
+@aggregate
+class Pairs:
+    """What a scheduler of tiles knows of a step's pairs, each in its lane."""
+
+    tiles: gl.tensor
+    key: gl.tensor
+    query: gl.tensor
+    "the first"
+    head: gl.tensor
+
+
+@aggregate
+class JobPairs:
+    """What a scheduler of jobs knows of a step's pairs, each in its lane."""
+
+    tiles: gl.tensor
+    key: gl.tensor
+    query: gl.tensor
+    "the first"
+    head: gl.tensor
+    key_end: gl.tensor
+    query_end: gl.tensor
+    targets: gl.tensor
+
+
+@aggregate
+class Cursor:
+    """Where a scheduler stands in the steps."""
+
+    step: gl.tensor
+    place: gl.tensor
+    "of the step in the ring"
+    before: gl.tensor
+    "how many tiles or jobs are of earlier steps"
+    through: gl.tensor
+    "how many more up to and with each pair of the step"
+    pairs: Pairs | JobPairs
+    ahead: Pairs | JobPairs
+    "of the next step"
+    JOB_ROWS: gl.constexpr
+    "queries of a job, or 0: tiles are counted"
+
+
 @gluon.jit
 @no_type_check
-def pairs_of(step, problem, JOB_ROWS: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
-             SHARED: gl.constexpr):
-    """What is loaded of a step's pairs, each in its lane; nobody waits for it here.
-
-    Returns:
-        Tiles, first key, first query, head; for jobs also the ends of keys and of queries, and targets.
-    """
+def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
+    """`Pairs` of a step, or with JOB_ROWS `JobPairs`; nobody waits for the loads here."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, _steps, _ring = problem
     lanes = gl.arange(0, LANES, LAYOUT)
-    unit = step * group + lanes
-    there = (lanes < group) & (unit < units)
-    number = unit // heads
-    tiles = gl.load(num_tiles_ptr + (number if SHARED else unit), mask=there, other=0)
-    key = gl.load(offsets_ptr + number, mask=there, other=0).to(gl.int32)
+    unit = step * problem.group + lanes
+    there = (lanes < problem.group) & (unit < problem.units)
+    number = unit // problem.heads
+    tiles = gl.load(problem.num_tiles_ptr + (number if problem.SHARED else unit), mask=there, other=0)
+    key = gl.load(problem.offsets_ptr + number, mask=there, other=0).to(gl.int32)
     query = key
-    if HAS_CACHE:
-        query = gl.load(offsets_q_ptr + number, mask=there, other=0).to(gl.int32)
-    common = (tiles, key, query, unit - number * heads)
+    if problem.HAS_CACHE:
+        query = gl.load(problem.offsets_q_ptr + number, mask=there, other=0).to(gl.int32)
+    head = unit - number * problem.heads
     if JOB_ROWS == 0:
-        return common
+        return Pairs(tiles, key, query, head)
     else:
-        key_end = gl.load(offsets_ptr + 1 + number, mask=there, other=0).to(gl.int32)
+        key_end = gl.load(problem.offsets_ptr + 1 + number, mask=there, other=0).to(gl.int32)
         query_end = key_end
         targets = tiles
-        if HAS_CACHE:
-            query_end = gl.load(offsets_q_ptr + 1 + number, mask=there, other=0).to(gl.int32)
-        if HAS_TARGETS:
-            targets = gl.load(num_targets_ptr + number, mask=there, other=0).to(gl.int32)
-        return common + (key_end, query_end, targets)
+        if problem.HAS_CACHE:
+            query_end = gl.load(problem.offsets_q_ptr + 1 + number, mask=there, other=0).to(gl.int32)
+        if problem.HAS_TARGETS:
+            targets = gl.load(problem.num_targets_ptr + number, mask=there, other=0).to(gl.int32)
+        return JobPairs(tiles, key, query, head, key_end, query_end, targets)
 
 
 @gluon.jit
@@ -106,55 +165,49 @@ def through_of(pairs, JOB_ROWS: gl.constexpr):
 
     A step has a job at least: its first pair's, if only of no rows.
     """
-    many = pairs[0]
+    many = pairs.tiles
     if JOB_ROWS > 0:
         lanes = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
-        many = (pairs[5] - pairs[2] + JOB_ROWS - 1) // JOB_ROWS
+        many = (pairs.query_end - pairs.query + JOB_ROWS - 1) // JOB_ROWS
         many = gl.where(lanes == 0, gl.maximum(many, 1), many)
     return gl.associative_scan(many, 0, add)
 
 
 @gluon.jit
 @no_type_check
-def begin(problem, JOB_ROWS: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
-          SHARED: gl.constexpr):
-    """Where `seek` starts.
-
-    Returns:
-        The step and its place in the ring; how many tiles or jobs are of earlier steps, and how many more up to each
-        pair of it; its pairs, and those of the next one.
-    """
+def begin(problem, JOB_ROWS: gl.constexpr):
+    """Where `seek` starts."""
     none = gl.to_tensor(0)
-    pairs = pairs_of(0, problem, JOB_ROWS, HAS_TARGETS, HAS_CACHE, SHARED)
-    ahead = pairs_of(1, problem, JOB_ROWS, HAS_TARGETS, HAS_CACHE, SHARED)
-    return none, none, none, through_of(pairs, JOB_ROWS), pairs, ahead
+    pairs = pairs_of(0, problem, JOB_ROWS)
+    ahead = pairs_of(1, problem, JOB_ROWS)
+    return Cursor(none, none, none, through_of(pairs, JOB_ROWS), pairs, ahead, JOB_ROWS)
 
 
 @gluon.jit
 @no_type_check
-def seek(number, at, problem, JOB_ROWS: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
-         SHARED: gl.constexpr):
-    """Walk from the step where one stands to that of a drawn number, or behind the last.
+def seek(number, cursor, problem):
+    """Walk from the step where one stands to that of a fetched number, or behind the last.
 
     Returns:
         Where that is; then lane of the pair within the step, and the number within the pair.
     """
-    step, place, before, through, pairs, ahead = at
-    steps = problem[7]
+    JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
+    step, place, before = cursor.step, cursor.place, cursor.before
+    through, pairs, ahead = cursor.through, cursor.pairs, cursor.ahead
     total = gl.max(through, 0)
-    while (number >= before + total) & (step < steps):
+    while (number >= before + total) & (step < problem.steps):
         before += total
         step += 1
-        place = gl.where(place + 1 == problem[8], 0, place + 1)
+        place = gl.where(place + 1 == problem.ring, 0, place + 1)
         through = through_of(ahead, JOB_ROWS)
         total = gl.max(through, 0)
         pairs = ahead
-        ahead = pairs_of(step + 1, problem, JOB_ROWS, HAS_TARGETS, HAS_CACHE, SHARED)
+        ahead = pairs_of(step + 1, problem, JOB_ROWS)
     inside = number - before
     passed = through <= inside
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
-    return (step, place, before, through, pairs, ahead), lane, inside
+    return Cursor(step, place, before, through, pairs, ahead, JOB_ROWS), lane, inside
 
 
 @gluon.jit

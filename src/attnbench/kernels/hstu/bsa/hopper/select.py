@@ -6,14 +6,14 @@
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
 The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
-A job is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks that
-its last row sees, then the keys nearby, through one ring:
+A work item is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks
+that its last row sees, then the keys nearby, through one ring:
 
-    loader        rows of queries a job ahead, and tiles as soon as their places are free
-    warpgroup     scores, SiLU, the product with the values; beside this the scores are ranked (`topk`)
+    producer      loads rows of queries an item ahead, and tiles as soon as their stages are free
+    consumer      scores, SiLU, the product with the values; beside this the scores are ranked (`topk`)
 
-A warpgroup passes over tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
-products of the others.  A program's next jobs are those of other heads and other tiles, long ones and short ones.
+A warpgroup skips tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
+products of the others.  A program's next items are those of other heads and other tiles, long ones and short ones.
 """
 
 from __future__ import annotations
@@ -25,21 +25,28 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from attnbench.kernels.hstu.bsa.hopper.select_config import REGISTERS, SelectCut, select_cut, select_fault
-from attnbench.kernels.hstu.bsa.hopper.stripes import coarse_tile, near_tile, store_stripe
+from attnbench.kernels.hstu.bsa.hopper.stripes import (
+    Consumer,
+    GridProblem,
+    Rings,
+    Stripe,
+    Work,
+    coarse_tile,
+    near_tile,
+    store_stripe,
+)
 from attnbench.kernels.hstu.bsa.hopper.topk import empty_lists
 from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin, standing
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
-    fill,
+    aggregate,
+    allocate_ring,
+    coordinates,
     flat,
-    give_back,
     load_tile,
-    place_of,
-    ring_of,
     rows_of,
-    wait_tile,
 )
 
 if TYPE_CHECKING:
@@ -48,80 +55,106 @@ if TYPE_CHECKING:
 
 @gluon.jit
 @no_type_check
-def job_of(job, problem, HAS_CACHE: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Which rows of which head a job is about: those from `start` of a sequence, the last tiles first."""
-    offsets_ptr, offsets_q_ptr, heads, tiles, _jobs = problem
-    number = job // (tiles * heads)
-    place = job - number * (tiles * heads)
-    tile = place // heads
-    head = place - tile * heads
+def work_of(item, problem):
+    """A work item by its number, the last tiles first."""
+    number = item // (problem.tiles * problem.heads)
+    place = item - number * (problem.tiles * problem.heads)
+    tile = place // problem.heads
+    head = place - tile * problem.heads
     key_start, query_start, keys, first_query, _prefix, _seen = sequence(
-        offsets_ptr, offsets_q_ptr, offsets_ptr, number, 0, False, False, HAS_CACHE)
-    start = (tiles - 1 - tile) * BLOCK_M
-    return head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start
+        problem.offsets_ptr, problem.offsets_q_ptr, problem.offsets_ptr, number, 0, False, False, problem.HAS_CACHE)
+    start = (problem.tiles - 1 - tile) * (ROWS * problem.STRIPES)
+    return Work(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start)
 
 
-@gluon.jit
-@no_type_check
-def tiles_of(first, last, keys, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCKS: gl.constexpr):
-    """Tiles that the rows at the positions [first, last] see: of means [0, end), of keys [near, behind).
+@aggregate
+class KeyTiles:
+    """Tiles that some rows see: of means [0, end), of keys [near, behind).
 
     Of [0, whole) every row sees and ranks every block.
     """
+
+    whole: gl.tensor
+    end: gl.tensor
+    near: gl.tensor
+    behind: gl.tensor
+
+
+@gluon.jit
+@no_type_check
+def key_tiles_of(first, last, keys, problem):
+    """Tiles that the rows at the positions [first, last] see."""
+    BLOCKS: gl.constexpr = problem.BLOCKS
+    BLOCK_SIZE: gl.constexpr = problem.BLOCK_SIZE
     _position, _stand, local = standing(first, 0, keys, BLOCK_SIZE)
     visible = complete_seen(last, keys, BLOCK_SIZE)
-    near = near_begin(first, keys, WINDOW, BLOCK_SIZE) // BLOCKS
-    return local // BLOCKS, (visible + BLOCKS - 1) // BLOCKS, near, (last + BLOCKS) // BLOCKS
+    near = near_begin(first, keys, problem.WINDOW, BLOCK_SIZE) // BLOCKS
+    return KeyTiles(local // BLOCKS, (visible + BLOCKS - 1) // BLOCKS, near, (last + BLOCKS) // BLOCKS)
+
+
+@aggregate
+class Producer:
+    """What the producer warp works with."""
+
+    q_desc: tma.tensor_descriptor
+    means_k_desc: tma.tensor_descriptor
+    means_v_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    rings: Rings
+    problem: GridProblem
 
 
 @gluon.jit
 @no_type_check
-def fill_both(ring, values, count, k_desc, v_desc, start, rows, first, head):
-    """Load rows from `first` of keys and of `values`, which come as one tile and go as one."""
-    STAGES: gl.constexpr = values.shape[0]
-    BESIDE: gl.constexpr = values.numel // STAGES * 2
-    slot = count % STAGES
-    fill(ring, count, k_desc, start, rows, first, head, BESIDE)
-    load_tile(v_desc, place_of(start, rows, first, head), ring[1].index(slot), values.index(slot))
+def fill_both(rings, count, k_desc, v_desc, start, rows, first, head):
+    """Load rows from `first` of keys and of values, which come as one tile and go as one."""
+    STAGES: gl.constexpr = rings.k.STAGES
+    VALUE_BYTES: gl.constexpr = rings.values.numel // STAGES * 2
+    stage = count % STAGES
+    rings.k.fill(count, k_desc, start, rows, first, head, VALUE_BYTES)
+    load_tile(v_desc, coordinates(start, rows, first, head), rings.k.full.index(stage), rings.values.index(stage))
 
 
 @gluon.jit
 @no_type_check
-def load(given, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCKS: gl.constexpr,
-         STRIPES: gl.constexpr):
-    """The loader's work."""
-    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem = given
-    q_rings, ring, values = rings
+def produce(producer):
+    """The producer warp."""
+    rings = producer.rings
+    problem = producer.problem
+    STRIPES: gl.constexpr = problem.STRIPES
+    BLOCKS: gl.constexpr = problem.BLOCKS
     count = 0
     turn = 0
-    for job in range(gl.program_id(0), problem[4], gl.num_programs(0)):
-        head, key_start, query_start, keys, first_query, queries, start = job_of(job, problem, HAS_CACHE,
-                                                                               ROWS * STRIPES)
-        if start < queries:
+    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+        work = work_of(item, problem)
+        if work.start < work.queries:
             for which in gl.static_range(STRIPES):
-                fill(q_rings[which], turn, q_desc, query_start, queries, start + which * ROWS, head)
+                rings.q[which].fill(turn, producer.q_desc, work.query_start, work.queries, work.start + which * ROWS,
+                                    work.head)
             turn += 1
-            first = first_query + start
-            last = gl.minimum(first + ROWS * STRIPES, keys) - 1
-            _whole, end, near, behind = tiles_of(first, last, keys, WINDOW, BLOCK_SIZE, BLOCKS)
-            # What no row of the job sees is not fetched: it is past the end.
-            visible = complete_seen(last, keys, BLOCK_SIZE)
-            for tile in range(end):
-                fill_both(ring, values, count, means_k_desc, means_v_desc, key_start // BLOCK_SIZE, visible,
-                          tile * BLOCKS, head)
+            first = work.first_query + work.start
+            last = gl.minimum(first + ROWS * STRIPES, work.keys) - 1
+            tiles = key_tiles_of(first, last, work.keys, problem)
+            # What no row of the item sees is not fetched: it is past the end.
+            visible = complete_seen(last, work.keys, problem.BLOCK_SIZE)
+            for tile in range(tiles.end):
+                fill_both(rings, count, producer.means_k_desc, producer.means_v_desc,
+                          work.key_start // problem.BLOCK_SIZE, visible, tile * BLOCKS, work.head)
                 count += 1
-            for tile in range(near, behind):
-                fill_both(ring, values, count, k_desc, v_desc, key_start, last + 1, tile * BLOCKS, head)
+            for tile in range(tiles.near, tiles.behind):
+                fill_both(rings, count, producer.k_desc, producer.v_desc, work.key_start, last + 1, tile * BLOCKS,
+                          work.head)
                 count += 1
 
 
 @gluon.jit
 @no_type_check
-def pass_over(ring, count, unseen):
-    """Give back the next `unseen` tiles as they come, which others read; the count after them."""
+def skip_tiles(ring, count, unseen):
+    """Release the next `unseen` tiles as they come, which other warpgroups read; the count after them."""
     for _index in range(unseen):
-        wait_tile(ring, count)
-        give_back(ring, count)
+        ring.wait(count)
+        ring.release(count)
         count += 1
     return count
 
@@ -132,82 +165,81 @@ def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOO
     """A warpgroup's tiles of queries, which have been waited for; of one loop.
 
     Where loops read one tile, the assembler of CUDA 12.8 keeps half of its descriptor in front of the first of them,
-    behind the branch that passes over it, and the others read what happens to be there.  A number that is zero, which
-    the compiler does not know, makes of it another tile for each.
+    behind the branch that skips it, and the others read what happens to be there.  A number that is zero, which the
+    compiler does not know, makes of it another tile for each.
     """
     qs = ()
     for i in gl.static_range(MINE):
-        qs = qs + (flat(q_rings[FIRST + i][0].index(turn % 2 + LOOP * zero)),)
+        qs = qs + (flat(q_rings[FIRST + i].tiles.index(turn % 2 + LOOP * zero)),)
     return qs
 
 
 @gluon.jit
 @no_type_check
-def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr,
-           BLOCK_SIZE: gl.constexpr, COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr,
-           BESIDE: gl.constexpr, BLOCKS: gl.constexpr, BLOCK_V: gl.constexpr, STRIPES: gl.constexpr,
-           MINE: gl.constexpr):
-    """A warpgroup's work: MINE of the STRIPES of 64 rows of each job."""
-    out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero = given
+def consume(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: MINE of the STRIPES of 64 rows of each work item."""
+    rings = consumer.rings
+    problem = consumer.problem
+    zero = consumer.zero
+    gates_ptr = consumer.gates_ptr
+    heads = problem.heads
+    MINE: gl.constexpr = consumer.MINE
+    FIRST: gl.constexpr = WARPGROUP * MINE
+    BLOCKS: gl.constexpr = problem.BLOCKS
+    BLOCK_SIZE: gl.constexpr = problem.BLOCK_SIZE
+    BLOCK_V: gl.constexpr = consumer.BLOCK_V
+    GATES: gl.constexpr = consumer.GATES
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCKS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    heads = problem[2]
     count = 0
     turn = 0
-    for number in range(gl.program_id(0), problem[4], gl.num_programs(0)):
-        job = job_of(number, problem, HAS_CACHE, ROWS * STRIPES)
-        head, _key_start, query_start, keys, first_query, queries, start = job
-        if start < queries:
-            first = first_query + start
-            _whole, all_end, all_near, all_behind = tiles_of(first, gl.minimum(first + ROWS * STRIPES, keys) - 1, keys,
-                                                             WINDOW, BLOCK_SIZE, BLOCKS)
-            own = first + WHICH * MINE * ROWS
-            whole, end, near, behind = tiles_of(own, gl.minimum(own + ROWS * MINE, keys) - 1, keys, WINDOW, BLOCK_SIZE,
-                                                BLOCKS)
+    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+        work = work_of(item, problem)
+        keys = work.keys
+        if work.start < work.queries:
+            first = work.first_query + work.start
+            every = key_tiles_of(first, gl.minimum(first + ROWS * problem.STRIPES, keys) - 1, keys, problem)
+            own = first + FIRST * ROWS
+            mine = key_tiles_of(own, gl.minimum(own + ROWS * MINE, keys) - 1, keys, problem)
             # Without rows of its own a warpgroup sees nothing.
-            end = gl.where(own < keys, end, 0)
-            whole = gl.minimum(whole, end)
-            near = gl.where(own < keys, near, all_near)
-            behind = gl.where(own < keys, behind, all_near)
-            stands = ()
-            limits = ()
-            of_means = ()
-            of_near = ()
+            end = gl.where(own < keys, mine.end, 0)
+            whole = gl.minimum(mine.whole, end)
+            near = gl.where(own < keys, mine.near, every.near)
+            behind = gl.where(own < keys, mine.behind, every.near)
+            stripes = ()
             accs = ()
             lists = ()
             for i in gl.static_range(MINE):
-                rows = start + (WHICH * MINE + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-                position, stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
-                stands = stands + ((position, stand, local, keys),)
-                limits = limits + ((complete_seen(stand, keys, BLOCK_SIZE), local),)
+                rows = work.start + (FIRST + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+                position, stand, local = standing(rows, work.first_query, keys, BLOCK_SIZE)
+                complete = complete_seen(stand, keys, BLOCK_SIZE)
                 # Read here, gates are there when they are needed.
-                packed = query_start.to(gl.int64) + rows
-                of_means = of_means + (gate_of(gates_ptr, packed, heads, head, rows < queries, 0, GATES) * BLOCK_SIZE,)
-                of_local = gate_of(gates_ptr, packed, heads, head, rows < queries, 1, GATES)
+                packed = work.query_start.to(gl.int64) + rows
+                there = rows < work.queries
+                of_means = gate_of(gates_ptr, packed, heads, work.head, there, 0, GATES) * BLOCK_SIZE
+                of_local = gate_of(gates_ptr, packed, heads, work.head, there, 1, GATES)
                 of_window = of_local
-                if WINDOW > 0:
-                    of_window = gate_of(gates_ptr, packed, heads, head, rows < queries, 2, GATES)
-                of_near = of_near + ((of_local, of_window),)
+                if problem.WINDOW > 0:
+                    of_window = gate_of(gates_ptr, packed, heads, work.head, there, 2, GATES)
+                stripes = stripes + (Stripe(position, stand, local, complete, of_means, of_local, of_window),)
                 accs = accs + (gl.zeros([ROWS, BLOCK_V], gl.float32, OUT),)
-                lists = lists + (empty_lists(COUNTS - 1, ROWS, BLOCKS, SCORES),)
+                lists = lists + (empty_lists(consumer.COUNTS - 1, ROWS, BLOCKS, SCORES),)
             for i in gl.static_range(MINE):
-                wait_tile(rings[0][WHICH * MINE + i], turn)
-            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 0)
+                rings.q[FIRST + i].wait(turn)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 0)
             for tile in range(whole):
-                accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
-                                          BITS, APPROXIMATE, BESIDE, False)
+                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, False)
                 count += 1
-            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 1)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 1)
             for tile in range(whole, end):
-                accs, lists = coarse_tile(accs, lists, qs, rings, count, tile * BLOCKS, limits, half_alpha, BLOCKS,
-                                          BITS, APPROXIMATE, BESIDE, True)
+                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, True)
                 count += 1
             gated = ()
             for i in gl.static_range(MINE):
-                gated = gated + (accs[i] * gl.convert_layout(of_means[i], gl.SliceLayout(1, OUT))[:, None],)
+                gated = gated + (accs[i] * gl.convert_layout(stripes[i].of_means, gl.SliceLayout(1, OUT))[:, None],)
             accs = gated
-            count = pass_over(rings[1], count, all_end - end + near - all_near)
-            qs = queries_of(rings[0], turn, zero, WHICH * MINE, MINE, 2)
+            count = skip_tiles(rings.k, count, every.end - end + near - every.near)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 2)
             for tile in range(near, behind):
                 summed = ()
                 for i in gl.static_range(MINE):
@@ -215,27 +247,24 @@ def select(given, WHICH: gl.constexpr, HAS_CACHE: gl.constexpr, WINDOW: gl.const
                     sees = True
                     if MINE > 1:
                         at = own + i * ROWS
-                        _whole, _end, low, high = tiles_of(at, gl.minimum(at + ROWS, keys) - 1, keys, WINDOW,
-                                                           BLOCK_SIZE, BLOCKS)
-                        sees = (low <= tile) & (tile < high) & (at < keys)
+                        seen = key_tiles_of(at, gl.minimum(at + ROWS, keys) - 1, keys, problem)
+                        sees = (seen.near <= tile) & (tile < seen.behind) & (at < keys)
                     if sees:
-                        acc = near_tile(acc, qs[i], rings, count, tile * BLOCKS, stands[i], of_near[i], half_alpha,
-                                        WINDOW, BLOCK_SIZE, BLOCKS, APPROXIMATE)
+                        acc = near_tile(acc, qs[i], stripes[i], consumer, count, tile * BLOCKS, keys)
                     summed = summed + (acc,)
                 accs = summed
-                give_back(rings[1], count)
+                rings.k.release(count)
                 count += 1
-            count = pass_over(rings[1], count, all_behind - behind)
+            count = skip_tiles(rings.k, count, every.behind - behind)
 
             for i in gl.static_range(MINE):
                 # Queries of as many columns have been read: the output leaves from where they were.
-                q_tiles = rings[0][WHICH * MINE + i][0]
-                place = q_tiles.index(turn % 2) if qs[i].shape[1] == BLOCK_V else outs.index(WHICH * MINE + i)
-                store_stripe(accs[i], lists[i], place, out_desc, scale, blocks_ptr, start + (WHICH * MINE + i) * ROWS,
-                             job, heads, BLOCK_SIZE, COUNTS, BITS, SCORES)
+                q_tiles = rings.q[FIRST + i].tiles
+                place = q_tiles.index(turn % 2) if qs[i].shape[1] == BLOCK_V else consumer.outs.index(FIRST + i)
+                store_stripe(accs[i], lists[i], place, consumer, work.start + (FIRST + i) * ROWS, work, SCORES)
             tma.store_wait(0)
             for i in gl.static_range(MINE):
-                give_back(rings[0][WHICH * MINE + i], turn)
+                rings.q[FIRST + i].release(turn)
             turn += 1
 
 
@@ -248,38 +277,34 @@ def hstu_bsa_hopper_select(
     COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr,
     BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Rings and barriers, and who does what."""
+    """Allocate rings and barriers, and start the warps."""
     STRIPES: gl.constexpr = GROUPS * MINE
-    problem = (offsets_ptr, offsets_q_ptr, heads, tiles, jobs)
+    problem = GridProblem(offsets_ptr, offsets_q_ptr, heads, tiles, jobs, HAS_CACHE, STRIPES, WINDOW, BLOCK_SIZE,
+                          BLOCKS)
     q_rings = ()
     for _i in gl.static_range(STRIPES):
-        q_rings = q_rings + (ring_of(q_desc, 2, 1),)
+        q_rings = q_rings + (allocate_ring(q_desc, 2, 1),)
     values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
-    rings = (q_rings, ring_of(k_desc, STAGES, GROUPS), values)
-    outs = q_rings[0][0]
+    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), values)
+    outs = q_rings[0].tiles
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    loads = (q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
-    sums = (out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero)
-    # Constants are written out each time: in a tuple they would be numbers of the run.
+    producer = Producer(q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
+    consumer = Consumer(out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero, GATES, COUNTS,
+                        BITS, APPROXIMATE, BESIDE, BLOCK_V, MINE)
     if GROUPS == 2:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
+            (consume, (consumer, 0)),
+            (consume, (consumer, 1)),
+            (produce, (producer,)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (select, (sums, 0, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (select, (sums, 1, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (select, (sums, 2, HAS_CACHE, WINDOW, GATES, BLOCK_SIZE, COUNTS, BITS, APPROXIMATE, BESIDE, BLOCKS,
-                      BLOCK_V, STRIPES, MINE)),
-            (load, (loads, HAS_CACHE, WINDOW, BLOCK_SIZE, BLOCKS, STRIPES)),
+            (consume, (consumer, 0)),
+            (consume, (consumer, 1)),
+            (consume, (consumer, 2)),
+            (produce, (producer,)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each: one or two.
 
-With two the scores of both are issued at once, and what is worked out of one runs beside the products of the other; the
-tile is waited for and given back once.  Of the keys nearby each stripe sees its own.
+With two the scores of both are issued at once, and what is computed of one runs beside the products of the other; the
+tile is waited for and released once.  Of the keys nearby each stripe sees its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from attnbench.kernels.hstu.bsa.hopper.topk import (
     NOTHING,
@@ -23,7 +28,107 @@ from attnbench.kernels.hstu.bsa.hopper.topk import (
 )
 from attnbench.kernels.hstu.bsa.tiles import near_masks, near_weights, standing
 from attnbench.kernels.hstu.tiles import silu
-from attnbench.kernels.shared.hopper import ROWS, flat, give_back, place_of, store_tile, sync_warps, take, wait_tile
+from attnbench.kernels.shared.hopper import (
+    ROWS,
+    Argument,
+    Ring,
+    aggregate,
+    coordinates,
+    flat,
+    store_tile,
+    sync_warps,
+)
+
+
+@aggregate
+class GridProblem:
+    """Arguments of the launch that say which work items there are, and how they are tiled."""
+
+    offsets_ptr: Argument
+    offsets_q_ptr: Argument
+    heads: Argument
+    tiles: Argument
+    "of the longest sequence"
+    items: Argument
+    "work items of the grid"
+    HAS_CACHE: gl.constexpr
+    STRIPES: gl.constexpr
+    "of 64 rows, of a work item"
+    WINDOW: gl.constexpr
+    BLOCK_SIZE: gl.constexpr
+    BLOCKS: gl.constexpr
+    "means, or keys nearby, of a tile"
+
+
+@aggregate
+class Work:
+    """A work item: which rows of which head, those from `start` of a sequence."""
+
+    head: gl.tensor
+    key_start: gl.tensor
+    "the sequence's first key among all"
+    query_start: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    first_query: gl.tensor
+    "position of query 0"
+    queries: gl.tensor
+    start: gl.tensor
+
+
+@aggregate
+class Rings:
+    """Queries, and tiles of keys or means with their values."""
+
+    q: gl.tuple
+    "a Ring for each stripe"
+    k: Ring
+    values: gl.shared_memory_descriptor
+    "of as many stages as `k`, and under its mbarriers"
+
+
+@aggregate
+class Consumer:
+    """What the consumer warpgroups work with."""
+
+    out_desc: tma.tensor_descriptor
+    outs: gl.shared_memory_descriptor
+    "tiles by way of which outputs leave that do not fit where the queries were"
+    rings: Rings
+    problem: GridProblem
+    gates_ptr: Argument
+    blocks_ptr: Argument
+    half_alpha: Argument
+    scale: Argument
+    zero: Argument
+    "0, which the compiler does not know"
+    GATES: gl.constexpr
+    COUNTS: gl.constexpr
+    "blocks of a query, the local one included"
+    BITS: gl.constexpr
+    "of a block's number in a key"
+    APPROXIMATE: gl.constexpr
+    "SiLU by the tanh instruction"
+    BESIDE: gl.constexpr
+    "rank while the product with the values runs, or before it is issued"
+    BLOCK_V: gl.constexpr
+    MINE: gl.constexpr
+    "stripes of a warpgroup"
+
+
+@aggregate
+class Stripe:
+    """What is known of 64 rows, each [64] in the layout of scores: where they are, what they see, and their gates."""
+
+    position: gl.tensor
+    stand: gl.tensor
+    local: gl.tensor
+    "as of `standing`"
+    complete: gl.tensor
+    "complete blocks seen"
+    of_means: gl.tensor
+    of_local: gl.tensor
+    of_window: gl.tensor
 
 
 @gluon.jit
@@ -38,12 +143,11 @@ def issue_scores(q, k, BLOCKS: gl.constexpr):
 @no_type_check
 def issue_sum(acc, weights, rings, count, dtype: gl.constexpr):
     """Issue the product of a stripe's weights with the values of the count-th tile."""
-    _q_rings, ring, values = rings
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     rounded = gl.convert_layout(weights.to(dtype), WEIGHTS)
     # The tile is there; what is written behind a wait for it, to run beside the product, stays behind.
-    wait_tile(ring, count)
-    return warpgroup_mma(rounded, flat(values.index(count % values.shape[0])), acc, is_async=True)
+    rings.k.wait(count)
+    return warpgroup_mma(rounded, flat(rings.values.index(count % rings.k.STAGES)), acc, is_async=True)
 
 
 @gluon.jit
@@ -61,12 +165,13 @@ def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.const
 
 @gluon.jit
 @no_type_check
-def coarse_tile(accs, lists, qs, rings, count, start, limits, half_alpha, BLOCKS: gl.constexpr, BITS: gl.constexpr,
-                APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, MASKED: gl.constexpr):
+def coarse_tile(accs, lists, qs, stripes, consumer, count, start, MASKED: gl.constexpr):
     """Weigh and rank the blocks from `start` on, the count-th tile, for each stripe of a warpgroup."""
-    _q_rings, ring, _values = rings
+    rings = consumer.rings
     MORE: gl.constexpr = len(qs) - 1
-    k = take(ring, count)
+    BLOCKS: gl.constexpr = consumer.problem.BLOCKS
+    BITS: gl.constexpr = consumer.BITS
+    k = rings.k.take(count)
     issued = ()
     for i in gl.static_range(len(qs)):
         issued = issued + (issue_scores(qs[i], k, BLOCKS),)
@@ -75,54 +180,56 @@ def coarse_tile(accs, lists, qs, rings, count, start, limits, half_alpha, BLOCKS
     ranked = ()
     for i in gl.static_range(len(qs)):
         mine = warpgroup_mma_wait(MORE, [issued[i]])
-        if not BESIDE:
-            ranked = ranked + (rank_scores(lists[i], mine, limits[i][1], start, BLOCKS, BITS, MASKED),)
+        if not consumer.BESIDE:
+            ranked = ranked + (rank_scores(lists[i], mine, stripes[i].local, start, BLOCKS, BITS, MASKED),)
         seen = mine
         if MASKED:
             own, place = parted_columns(mine)
-            seen = gl.where(place < limits[i][0][:, None] - start - own, mine, 0.0)  # whose SiLU is 0
-        sums = sums + (issue_sum(accs[i], silu(seen, half_alpha, APPROXIMATE), rings, count, qs[i].dtype),)
+            seen = gl.where(place < stripes[i].complete[:, None] - start - own, mine, 0.0)  # whose SiLU is 0
+        weights = silu(seen, consumer.half_alpha, consumer.APPROXIMATE)
+        sums = sums + (issue_sum(accs[i], weights, rings, count, qs[i].dtype),)
         scores = scores + (mine,)
-    if BESIDE:
+    if consumer.BESIDE:
         for i in gl.static_range(len(qs)):
-            ranked = ranked + (rank_scores(lists[i], scores[i], limits[i][1], start, BLOCKS, BITS, MASKED),)
+            ranked = ranked + (rank_scores(lists[i], scores[i], stripes[i].local, start, BLOCKS, BITS, MASKED),)
     # And what is written before a wait for the tile stays before it.
-    wait_tile(ring, count)
+    rings.k.wait(count)
     ended = ()
     for i in gl.static_range(len(qs)):
         ended = ended + (warpgroup_mma_wait(MORE - i, [sums[i]]),)
-    give_back(ring, count)
+    rings.k.release(count)
     return ended, ranked
 
 
 @gluon.jit
 @no_type_check
-def near_tile(acc, q, rings, count, start, stands, gates, half_alpha, WINDOW: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-              BLOCKS: gl.constexpr, APPROXIMATE: gl.constexpr):
+def near_tile(acc, q, stripe, consumer, count, start, seen):
     """Add the keys from `start` on, the count-th tile, that a stripe's local and sliding branches see."""
-    position, stand, local, seen = stands
-    of_local, of_window = gates
-    scores = warpgroup_mma_wait(0, [issue_scores(q, take(rings[1], count), BLOCKS)])
-    keys = start + gl.arange(0, BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
-    in_local, in_window = near_masks(keys, position[:, None], stand[:, None], local[:, None], seen, WINDOW, BLOCK_SIZE)
-    weights = silu(scores, half_alpha, APPROXIMATE)
-    weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
+    rings = consumer.rings
+    problem = consumer.problem
+    scores = warpgroup_mma_wait(0, [issue_scores(q, rings.k.take(count), problem.BLOCKS)])
+    keys = start + gl.arange(0, problem.BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
+    in_local, in_window = near_masks(keys, stripe.position[:, None], stripe.stand[:, None], stripe.local[:, None], seen,
+                                     problem.WINDOW, problem.BLOCK_SIZE)
+    weights = silu(scores, consumer.half_alpha, consumer.APPROXIMATE)
+    weights = near_weights(weights, in_local, in_window, stripe.of_local[:, None], stripe.of_window[:, None],
+                           problem.WINDOW)
     return warpgroup_mma_wait(0, [issue_sum(acc, weights, rings, count, q.dtype)])
 
 
 @gluon.jit
 @no_type_check
-def store_stripe(acc, best, place, out_desc, scale, blocks_ptr, row, job, heads, BLOCK_SIZE: gl.constexpr,
-                 COUNTS: gl.constexpr, BITS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Let the 64 rows from `row` leave by way of `place`, and write their blocks."""
-    head, _key_start, query_start, keys, first_query, queries, _start = job
-    flat(place).store((acc * scale).to(out_desc.dtype))
+def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
+    """Store the 64 rows from `row` by way of `place`, and their blocks."""
+    COUNTS: gl.constexpr = consumer.COUNTS
+    heads = consumer.problem.heads
+    flat(place).store((acc * consumer.scale).to(consumer.out_desc.dtype))
     fence_async_shared()
     sync_warps()
-    store_tile(out_desc, place_of(query_start, queries, row, head), place)
+    store_tile(consumer.out_desc, coordinates(work.query_start, work.queries, row, work.head), place)
     chosen = merge_owners(best)
     LISTED: gl.constexpr = gl.SliceLayout(1, LAYOUT) if COUNTS == 1 else chosen[0].type.layout
     rows = row + gl.arange(0, ROWS, LISTED)
-    _position, _stand, local = standing(rows, first_query, keys, BLOCK_SIZE)
-    store_blocks(blocks_ptr + (query_start.to(gl.int64) * heads + head) * COUNTS, chosen, rows, local, rows < queries,
-                 COUNTS, BITS, heads * COUNTS)
+    _position, _stand, local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE)
+    store_blocks(consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS, chosen, rows,
+                 local, rows < work.queries, COUNTS, consumer.BITS, heads * COUNTS)

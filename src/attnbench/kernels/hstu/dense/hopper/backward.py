@@ -1,18 +1,17 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Dense HSTU attention backward for Hopper: one warp loads, two warpgroups of 64 keys each gather the gradients.
+"""Dense HSTU attention backward for Hopper: a producer warp, and two consumer warpgroups of 64 keys each.
 
-The sums are those of portable.backward's column kernel with atomics.  What differs is who waits for whom:
+The sums are those of portable.backward's column kernel with atomics.  The pipeline is another:
 
-    loader        keys and values of a tile once, then tiles of 64 queries with their dO, as places become free
-    warpgroup     Sᵀ = K Qᵀ and dPᵀ = V dOᵀ are issued together; A = SiLU(S) is worked out beside the second, and
-                  dV += Aᵀ dO runs while dS is; both warpgroups put dSᵀ into shared memory, and each makes half the
+    producer      loads keys and values of a tile once, then tiles of 64 queries with their dO, as stages become free
+    consumer      Sᵀ = K Qᵀ and dAᵀ = V dOᵀ are issued together; A = SiLU(S) is worked out beside the second, and
+                  dV += Aᵀ dO runs while dS is; both warpgroups store dSᵀ to shared memory, and each computes half the
                   columns of dQ from all of it, beside its own dK += dSᵀ Q
-    dQ            leaves through shared memory as an addition in fp32 (`hopper.add_tile`) that nobody waits for until
-                  the next tile's dQ is there
+    epilogue      dQ leaves through shared memory as a TMA reduction in fp32 (`hopper.add_tile`) that nobody waits for
+                  until the next tile's dQ is there; dK and dV leave from where the keys and values were
 
 So five products a tile, each tile of Q and dO read once a tile of keys.  (The order of work is that of the backward in
-Shah et al. 2024, arXiv:2407.08608; SiLU has no row sums, so nothing else is read.)  dK and dV leave from where the
-keys and values were.
+Shah et al. 2024, arXiv:2407.08608; SiLU has no row sums, so nothing else is read.)
 """
 
 from __future__ import annotations
@@ -31,24 +30,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from attnbench.kernels.hstu.dense.configs import hopper_columns_fault
 from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
-from attnbench.kernels.hstu.dense.hopper.tiles import HIDDEN, LEAST_ALPHA, hide, job_of, step_of
+from attnbench.kernels.hstu.dense.hopper.tiles import (
+    HIDDEN,
+    LEAST_ALPHA,
+    BackwardProducer,
+    BackwardRings,
+    GridProblem,
+    Mask,
+    hide,
+    key_tile_of,
+)
 from attnbench.kernels.hstu.dense.problem import wrong
 from attnbench.kernels.hstu.tiles import COUNTS, silu_and_slope
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import (
     ROWS,
+    Argument,
     add_tile,
-    barriers,
-    fill,
+    aggregate,
+    allocate_barriers,
+    allocate_ring,
+    coordinates,
     flat,
-    give_back,
     is_rows,
-    place_of,
-    ring_of,
     rows_of,
     store_tile,
     sync_warps,
-    take,
 )
 from attnbench.kernels.shared.tiling import block_of, group_of
 
@@ -62,139 +69,157 @@ KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
 
 
+@aggregate
+class Consumer:
+    """What the consumer warpgroups work with."""
+
+    dk_desc: tma.tensor_descriptor
+    dv_desc: tma.tensor_descriptor
+    dq_desc: tma.tensor_descriptor
+    rings: BackwardRings
+    dscores: gl.shared_memory_descriptor
+    "dSᵀ of both warpgroups, in two stages: [2, 128 keys, 64 queries]"
+    staging: gl.shared_memory_descriptor
+    "tiles by way of which dQ leaves, one a warpgroup"
+    filled: gl.shared_memory_descriptor
+    "mbarriers of the stages of `dscores`"
+    done: gl.shared_memory_descriptor
+    "mbarrier: both warpgroups have read the keys for the last time"
+    problem: GridProblem
+    half_alpha: Argument
+    hidden: Argument
+    dv_scale: Argument
+    APPROXIMATE: gl.constexpr
+    "SiLU by the tanh instruction"
+
+
 @gluon.jit
 @no_type_check
-def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-         HAS_CACHE: gl.constexpr):
-    """The loader's work."""
-    q_desc, k_desc, v_desc, dout_desc, rings, problem = given
-    q_ring, k_ring, v_ring, dout_ring = rings
-    (head, key_start, query_start, keys, first_query, _prefix, _seen, start, front, begin, _whole, _split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, KEYS)
-    steps = front + end - begin
-    if (start < keys) & (steps > 0):
-        queries = keys - first_query
+def produce(producer):
+    """The producer warp."""
+    rings = producer.rings
+    mask = producer.problem.mask
+    tile = key_tile_of(producer.problem, KEYS)
+    steps = tile.steps()
+    if (tile.start < tile.keys) & (steps > 0):
+        queries = tile.keys - tile.first_query
         for which in gl.static_range(2):
-            fill(k_ring, which, k_desc, key_start, keys, start + which * ROWS, head)
+            rings.k.fill(which, producer.k_desc, tile.key_start, tile.keys, tile.start + which * ROWS, tile.head)
         for count in range(steps):
-            at = step_of(count, front, begin, HAS_PREFIX) * ROWS
-            fill(q_ring, count, q_desc, query_start, queries, at, head)
+            at = tile.query_tile(count, mask) * ROWS
+            rings.q.fill(count, producer.q_desc, tile.query_start, queries, at, tile.head)
             if count == 0:
                 for which in gl.static_range(2):
-                    fill(v_ring, which, v_desc, key_start, keys, start + which * ROWS, head)
-            fill(dout_ring, count, dout_desc, query_start, queries, at, head)
+                    rings.v.fill(which, producer.v_desc, tile.key_start, tile.keys, tile.start + which * ROWS,
+                                 tile.head)
+            rings.dout.fill(count, producer.dout_desc, tile.query_start, queries, at, tile.head)
 
 
 @gluon.jit
 @no_type_check
-def part_of(downs, slot, zero, k_ring, WHICH: gl.constexpr):
+def dq_part(dscores, slot, zero, k_ring, WARPGROUP: gl.constexpr):
     """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys: [columns, 64 queries].
 
     Threads that hold numbers of one column and several queries meet in no bank of shared memory when they store them.
     A product has 64 rows, so fewer columns than that come as [64 queries, columns].
     """
-    HALF: gl.constexpr = k_ring[0].shape[5] // 2
+    HALF: gl.constexpr = k_ring.COLUMNS // 2
     part = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
     for of in gl.static_range(2):
-        down = downs.index(slot).slice(of * ROWS, ROWS, 0)
-        k = flat(k_ring[0].index(of + zero)).slice(WHICH * HALF, HALF, 1)
+        dscore = dscores.index(slot).slice(of * ROWS, ROWS, 0)
+        k = flat(k_ring.tiles.index(of + zero)).slice(WARPGROUP * HALF, HALF, 1)
         if HALF == ROWS:
-            part = warpgroup_mma(k.permute([1, 0]), down, part, use_acc=of > 0, is_async=True)
+            part = warpgroup_mma(k.permute([1, 0]), dscore, part, use_acc=of > 0, is_async=True)
         else:
-            part = warpgroup_mma(down.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
+            part = warpgroup_mma(dscore.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
     return part
 
 
 @gluon.jit
 @no_type_check
-def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL: gl.constexpr,
-         HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
-    """One tile of queries."""
-    q_ring, k_ring, v_ring, dout_ring, downs, staging = tiles
-    head, query_start, queries, prefix, seen, window, start, front, begin, whole, split, half_alpha, hidden = job
+def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
+    """One tile of queries into the gradients; positions of `work` count from the sequence's first query."""
+    rings = consumer.rings
+    mask = consumer.problem.mask
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
-    HALF: gl.constexpr = k_ring[0].shape[5] // 2
+    HALF: gl.constexpr = rings.k.COLUMNS // 2
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
-    tile = step_of(count, front, begin, HAS_PREFIX)
+    tile = work.query_tile(count, mask)
     slot = count & 1
     # Where keys and values lie, and what they are, would be held in registers, of which there are none left.
     zero = count >> 30
-    k = flat(k_ring[0].index(WHICH + zero))
-    v = flat(v_ring[0].index(WHICH + zero))
-    q = take(q_ring, count)
+    k = flat(rings.k.tiles.index(WARPGROUP + zero))
+    v = flat(rings.v.tiles.index(WARPGROUP + zero))
+    q = rings.q.take(count)
     scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
-    dout = take(dout_ring, count)
-    above = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+    dout = rings.dout.take(count)
+    dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
-    if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, start + (WHICH + zero) * ROWS, tile * ROWS, prefix, seen, window, False,
-                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
+    if (tile < work.whole) | (tile >= work.split):
+        scores = hide(scores, consumer.hidden, work.start + (WARPGROUP + zero) * ROWS, tile * ROWS, work.prefix,
+                      work.seen, mask, False)
+    weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
-    above = warpgroup_mma_wait(1, [above])
-    down = (above * slope).to(dout.dtype)
-    downs.index(slot).slice(WHICH * ROWS, ROWS, 0).store(down)
+    dweights = warpgroup_mma_wait(1, [dweights])
+    dscore = (dweights * slope).to(dout.dtype)
+    consumer.dscores.index(slot).slice(WARPGROUP * ROWS, ROWS, 0).store(dscore)
     fence_async_shared()
-    mbarrier.arrive(filled.index(slot))
-    mbarrier.wait(filled.index(slot), count >> 1 & 1)
-    part = part_of(downs, slot, zero, k_ring, WHICH)
-    dk = warpgroup_mma(gl.convert_layout(down, OF_K), q, dk, is_async=True)
+    mbarrier.arrive(consumer.filled.index(slot))
+    mbarrier.wait(consumer.filled.index(slot), count >> 1 & 1)
+    part = dq_part(consumer.dscores, slot, zero, rings.k, WARPGROUP)
+    dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
-    # What was added last has been read, which the barrier of giving back tells all warps.
+    # The last addition to dQ has been read, of which the barrier before the release tells all warps.
     tma.store_wait(0)
-    give_back(dout_ring, count)
-    mine = flat(staging.index(WHICH))
+    rings.dout.release(count)
+    mine = flat(consumer.staging.index(WARPGROUP))
     if HALF == ROWS:
         mine = mine.permute([1, 0])
     mine.store(part)
     fence_async_shared()
     sync_warps()
-    add_tile(dq_desc, place_of(query_start, queries, tile * ROWS, head, WHICH * HALF), staging.index(WHICH))
+    add_tile(consumer.dq_desc, coordinates(work.query_start, work.keys, tile * ROWS, work.head, WARPGROUP * HALF),
+             consumer.staging.index(WARPGROUP))
     dk = warpgroup_mma_wait(0, [dk])
-    give_back(q_ring, count)
+    rings.q.release(count)
     return dk, dv
 
 
 @gluon.jit
 @no_type_check
-def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
-           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr):
-    """A warpgroup's work: 64 of the keys, and half of dQ's columns."""
-    dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem, factors = given
-    q_ring, k_ring, v_ring, dout_ring = rings
-    half_alpha, hidden, dv_scale = factors
-    BLOCK_D: gl.constexpr = k_ring[0].shape[5]
-    BLOCK_V: gl.constexpr = v_ring[0].shape[5]
-    (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, KEYS)
-    if start < keys:
+def consume(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: 64 of the keys, and half of dQ's columns."""
+    rings = consumer.rings
+    BLOCK_D: gl.constexpr = rings.k.COLUMNS
+    BLOCK_V: gl.constexpr = rings.v.COLUMNS
+    tile = key_tile_of(consumer.problem, KEYS)
+    if tile.start < tile.keys:
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16]))
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16]))
-        steps = front + end - begin
+        steps = tile.steps()
         if steps > 0:
-            # Positions count from the first query.
-            job = (head, query_start, keys - first_query, prefix - first_query, seen - first_query, problem[4],
-                   start - first_query, front, begin, whole, split, half_alpha, hidden)
-            tiles = (q_ring, k_ring, v_ring, dout_ring, downs, staging)
+            work = tile.from_first_query()
             for of in gl.static_range(2):
-                take(k_ring, of)
-            take(v_ring, WHICH)
+                rings.k.take(of)
+            rings.v.take(WARPGROUP)
             for count in range(steps):
-                dk, dv = step(dk, dv, tiles, filled, dq_desc, job, count, WHICH, CAUSAL, HAS_PREFIX,
-                              HAS_TARGETS, HAS_WINDOW, APPROXIMATE)
+                dk, dv = step(dk, dv, consumer, work, count, WARPGROUP)
             # Who has come here has read the keys for the last time.
-            mbarrier.arrive(done)
-            mbarrier.wait(done, 0)
-        key = start + WHICH * ROWS
+            mbarrier.arrive(consumer.done)
+            mbarrier.wait(consumer.done, 0)
+        key = tile.start + WARPGROUP * ROWS
         # Gradients leave from where keys and values were.
-        flat(v_ring[0].index(WHICH)).store((dv * dv_scale).to(dv_desc.dtype))
-        flat(k_ring[0].index(WHICH)).store((dk * (half_alpha * dv_scale)).to(dk_desc.dtype))
+        flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
+        flat(rings.k.tiles.index(WARPGROUP)).store(
+            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype))
         fence_async_shared()
         sync_warps()
-        store_tile(dv_desc, place_of(key_start, keys, key, head), v_ring[0].index(WHICH))
-        store_tile(dk_desc, place_of(key_start, keys, key, head), k_ring[0].index(WHICH))
+        store_tile(consumer.dv_desc, coordinates(tile.key_start, tile.keys, key, tile.head),
+                   rings.v.tiles.index(WARPGROUP))
+        store_tile(consumer.dk_desc, coordinates(tile.key_start, tile.keys, key, tile.head),
+                   rings.k.tiles.index(WARPGROUP))
         tma.store_wait(0)
 
 
@@ -206,23 +231,25 @@ def hstu_hopper_backward(
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
 ):
-    """Rings, tiles and barriers, and who does what."""
-    problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
-    rings = (ring_of(q_desc, STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, STAGES, 2))
-    DOWN: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
-    downs = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], DOWN)
+    """Allocate rings, tiles and barriers, and start the warps."""
+    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
+                          group, HAS_CACHE)
+    rings = BackwardRings(allocate_ring(q_desc, STAGES, 2), allocate_ring(k_desc, 2, 1), allocate_ring(v_desc, 2, 1),
+                          allocate_ring(dout_desc, STAGES, 2))
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
+    dscores = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
-    filled = barriers(2, 2)
-    done = barriers(1, 2).index(0)
+    filled = allocate_barriers(2, 2)
+    done = allocate_barriers(1, 2).index(0)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, dout_desc, rings, problem)
-    sums = (dk_desc, dv_desc, dq_desc, rings, downs, staging, filled, done, problem,
-            (half_alpha, hidden, dv_scale))
-    # Constants are written out each time: in a tuple they would be numbers of the run.
+    producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
+    consumer = Consumer(dk_desc, dv_desc, dq_desc, rings, dscores, staging, filled, done, problem, half_alpha, hidden,
+                        dv_scale, APPROXIMATE)
     gl.warp_specialize([
-        (gather, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
-        (gather, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
-        (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)),
+        (consume, (consumer, 0)),
+        (consume, (consumer, 1)),
+        (produce, (producer,)),
     ], [4, 1], [240, 24])
 
 

@@ -2,8 +2,8 @@
 """Dense HSTU attention backward for Hopper over 128 dims: two warpgroups share 64 keys, each with half the columns.
 
 dK and dV of 64 keys and 256 dims are all the registers of one warpgroup.  So each has half the columns of both, and of
-dQ; and since half a product's columns need all of A and dS, each works these out for 32 of a tile's 64 queries and
-puts them into shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart
+dQ; and since half a product's columns need all of A and dS, each computes these for 32 of a tile's 64 queries and
+stores them to shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart
 from that it is `hopper.backward`.
 """
 
@@ -21,28 +21,57 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hstu.dense.hopper.tiles import hide, job_of, step_of
+from attnbench.kernels.hstu.dense.hopper.tiles import (
+    BackwardProducer,
+    BackwardRings,
+    GridProblem,
+    Mask,
+    hide,
+    key_tile_of,
+)
 from attnbench.kernels.hstu.tiles import COUNTS, silu_and_slope
 from attnbench.kernels.shared.hopper import (
     ROWS,
+    Argument,
     add_tile,
-    barriers,
-    fill,
+    aggregate,
+    allocate_barriers,
+    allocate_ring,
+    coordinates,
     flat,
-    give_back,
-    place_of,
-    ring_of,
     store_tile,
     sync_warps,
-    take,
-    tile_of,
 )
 
 SHARE = gl.constexpr(32)
-"Queries of a tile whose scores a warpgroup works out."
+"Queries of a tile whose scores a warpgroup computes."
 
 PIECE = gl.constexpr(64)
 "Columns of dQ that leave at once."
+
+
+@aggregate
+class Consumer:
+    """What the consumer warpgroups work with."""
+
+    dk_desc: tma.tensor_descriptor
+    dv_desc: tma.tensor_descriptor
+    dq_desc: tma.tensor_descriptor
+    rings: BackwardRings
+    weighted: gl.shared_memory_descriptor
+    "A of both warpgroups, in two stages: [2, 64 keys, 64 queries]"
+    dscores: gl.shared_memory_descriptor
+    "dSᵀ likewise"
+    staging: gl.shared_memory_descriptor
+    "tiles by way of which dQ leaves, one a warpgroup"
+    filled: gl.shared_memory_descriptor
+    "mbarriers, of each stage one for `weighted` and one for `dscores`"
+    problem: GridProblem
+    half_alpha: Argument
+    hidden: Argument
+    dv_scale: Argument
+    APPROXIMATE: gl.constexpr
+    "SiLU by the tanh instruction"
 
 
 @gluon.jit
@@ -50,48 +79,46 @@ PIECE = gl.constexpr(64)
 def fill_halves(ring, count, desc, start, rows, first, head):
     """Load rows as two tiles, of half the columns each."""
     for half in gl.static_range(2):
-        fill(ring, 2 * count + half, desc, start, rows, first, head, 0, half * ring[0].shape[5])
+        ring.fill(2 * count + half, desc, start, rows, first, head, 0, half * ring.COLUMNS)
 
 
 @gluon.jit
 @no_type_check
-def load(given, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-         HAS_CACHE: gl.constexpr):
-    """The loader's work."""
-    q_desc, k_desc, v_desc, dout_desc, rings, problem = given
-    q_ring, k_ring, v_ring, dout_ring = rings
-    (head, key_start, query_start, keys, first_query, _prefix, _seen, start, front, begin, _whole, _split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS)
-    steps = front + end - begin
-    if (start < keys) & (steps > 0):
-        queries = keys - first_query
-        fill_halves(k_ring, 0, k_desc, key_start, keys, start, head)
+def produce(producer):
+    """The producer warp."""
+    rings = producer.rings
+    mask = producer.problem.mask
+    tile = key_tile_of(producer.problem, ROWS)
+    steps = tile.steps()
+    if (tile.start < tile.keys) & (steps > 0):
+        queries = tile.keys - tile.first_query
+        fill_halves(rings.k, 0, producer.k_desc, tile.key_start, tile.keys, tile.start, tile.head)
         for count in range(steps):
-            at = step_of(count, front, begin, HAS_PREFIX) * ROWS
-            fill_halves(q_ring, count, q_desc, query_start, queries, at, head)
+            at = tile.query_tile(count, mask) * ROWS
+            fill_halves(rings.q, count, producer.q_desc, tile.query_start, queries, at, tile.head)
             if count == 0:
-                fill_halves(v_ring, 0, v_desc, key_start, keys, start, head)
-            fill_halves(dout_ring, count, dout_desc, query_start, queries, at, head)
+                fill_halves(rings.v, 0, producer.v_desc, tile.key_start, tile.keys, tile.start, tile.head)
+            fill_halves(rings.dout, count, producer.dout_desc, tile.query_start, queries, at, tile.head)
 
 
 @gluon.jit
 @no_type_check
-def multiply_share(keys, zero, ring, count, WHICH: gl.constexpr):
+def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
     """Issue the product [64 keys, 32 queries] of keys, in halves, with this warpgroup's share of a tile of rows."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE, 16])
     share = gl.zeros([ROWS, SHARE], gl.float32, LAYOUT)
     for half in gl.static_range(2):
-        rows = take(ring, 2 * count + half).slice(WHICH * SHARE, SHARE, 0)
-        share = warpgroup_mma(flat(keys.index(half + zero)), rows.permute([1, 0]), share, use_acc=half > 0,
+        rows = ring.take(2 * count + half).slice(WARPGROUP * SHARE, SHARE, 0)
+        share = warpgroup_mma(flat(keys.tiles.index(half + zero)), rows.permute([1, 0]), share, use_acc=half > 0,
                               is_async=True)
     return share
 
 
 @gluon.jit
 @no_type_check
-def hand_over(share, tile, filled, phase, WHICH: gl.constexpr):
-    """Put this warpgroup's share into a tile [64 keys, 64 queries] for both, and wait for the other's."""
-    tile.slice(WHICH * SHARE, SHARE, 1).store(share)
+def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
+    """Store this warpgroup's share to a tile [64 keys, 64 queries] for both, and wait for the other's."""
+    tile.slice(WARPGROUP * SHARE, SHARE, 1).store(share)
     fence_async_shared()
     mbarrier.arrive(filled)
     mbarrier.wait(filled, phase)
@@ -99,100 +126,95 @@ def hand_over(share, tile, filled, phase, WHICH: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def send(piece, staging, dq_desc, query_start, queries, at, head, column):
-    """Add columns of dQ, [columns, 64 queries], to memory; what was sent before has been read, and all warps know."""
+def add_piece(piece, staging, dq_desc, work, queries, at, column):
+    """Add columns of dQ, [columns, 64 queries], to memory; the last addition has been read, and all warps know."""
     flat(staging).permute([1, 0]).store(piece)
     fence_async_shared()
     sync_warps()
-    add_tile(dq_desc, place_of(query_start, queries, at, head, column), staging)
+    add_tile(dq_desc, coordinates(work.query_start, queries, at, work.head, column), staging)
 
 
 @gluon.jit
 @no_type_check
-def step(dk, dv, tiles, filled, dq_desc, job, count, WHICH: gl.constexpr, CAUSAL: gl.constexpr,
-         HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr, APPROXIMATE: gl.constexpr):
+def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     """One tile of queries into the gradients."""
-    q_ring, k_ring, v_ring, dout_ring, weighted, downs, staging = tiles
-    (head, query_start, keys, first_query, prefix, seen, window, key, front, begin, whole, split, half_alpha,
-     hidden) = job
-    HALF: gl.constexpr = k_ring[0].shape[5]
-    DTYPE: gl.constexpr = k_ring[0].dtype
+    rings = consumer.rings
+    mask = consumer.problem.mask
+    HALF: gl.constexpr = rings.k.COLUMNS
+    DTYPE: gl.constexpr = rings.k.tiles.dtype
     OF_PIECE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16])
-    tile = step_of(count, front, begin, HAS_PREFIX)
+    tile = work.query_tile(count, mask)
     slot = count & 1
     phase = count // 2 & 1
     # Where keys and values lie would be held in registers.
     zero = count >> 30
-    scores = multiply_share(k_ring[0], zero, q_ring, count, WHICH)
-    above = multiply_share(v_ring[0], zero, dout_ring, count, WHICH)
+    scores = multiply_share(rings.k, zero, rings.q, count, WARPGROUP)
+    dweights = multiply_share(rings.v, zero, rings.dout, count, WARPGROUP)
     scores = warpgroup_mma_wait(2, [scores])
-    if (tile < whole) | (tile >= split):
-        scores = hide(scores, hidden, key, first_query + tile * ROWS + WHICH * SHARE, prefix, seen, window, False,
-                      CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
-    hand_over(weights.to(DTYPE), weighted.index(slot), filled.index(2 * slot), phase, WHICH)
-    dv = warpgroup_mma(weighted.index(slot), tile_of(dout_ring, 2 * count + WHICH), dv, is_async=True)
-    above = warpgroup_mma_wait(1, [above])
-    hand_over((above * slope).to(DTYPE), downs.index(slot), filled.index(2 * slot + 1), phase, WHICH)
+    if (tile < work.whole) | (tile >= work.split):
+        scores = hide(scores, consumer.hidden, work.start, work.first_query + tile * ROWS + WARPGROUP * SHARE,
+                      work.prefix, work.seen, mask, False)
+    weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
+    exchange_share(weights.to(DTYPE), consumer.weighted.index(slot), consumer.filled.index(2 * slot), phase, WARPGROUP)
+    dv = warpgroup_mma(consumer.weighted.index(slot), rings.dout.tile(2 * count + WARPGROUP), dv, is_async=True)
+    dweights = warpgroup_mma_wait(1, [dweights])
+    exchange_share((dweights * slope).to(DTYPE), consumer.dscores.index(slot), consumer.filled.index(2 * slot + 1),
+                   phase, WARPGROUP)
     # Columns by queries, so that no threads meet in a bank of shared memory when they store them.
-    down = downs.index(slot)
-    k = flat(k_ring[0].index(WHICH + zero))
+    dscores = consumer.dscores.index(slot)
+    k = flat(rings.k.tiles.index(WARPGROUP + zero))
     none = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
-    piece = warpgroup_mma(k.slice(0, PIECE, 1).permute([1, 0]), down, none, use_acc=False, is_async=True)
-    dk = warpgroup_mma(down, tile_of(q_ring, 2 * count + WHICH), dk, is_async=True)
+    piece = warpgroup_mma(k.slice(0, PIECE, 1).permute([1, 0]), dscores, none, use_acc=False, is_async=True)
+    dk = warpgroup_mma(dscores, rings.q.tile(2 * count + WARPGROUP), dk, is_async=True)
     piece, dv = warpgroup_mma_wait(1, [piece, dv])
     tma.store_wait(0)
-    give_back(dout_ring, 2 * count)
-    give_back(dout_ring, 2 * count + 1)
-    mine = staging.index(WHICH)
-    send(piece, mine, dq_desc, query_start, keys - first_query, tile * ROWS, head, WHICH * HALF)
+    rings.dout.release(2 * count)
+    rings.dout.release(2 * count + 1)
+    staging = consumer.staging.index(WARPGROUP)
+    add_piece(piece, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS, WARPGROUP * HALF)
     if HALF > PIECE:
-        later = warpgroup_mma(k.slice(PIECE, PIECE, 1).permute([1, 0]), down, none, use_acc=False, is_async=True)
+        later = warpgroup_mma(k.slice(PIECE, PIECE, 1).permute([1, 0]), dscores, none, use_acc=False, is_async=True)
         dk, later = warpgroup_mma_wait(0, [dk, later])
         tma.store_wait(0)
         sync_warps()
-        send(later, mine, dq_desc, query_start, keys - first_query, tile * ROWS, head, WHICH * HALF + PIECE)
+        add_piece(later, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS,
+                  WARPGROUP * HALF + PIECE)
     else:
         dk = warpgroup_mma_wait(0, [dk])
-    give_back(q_ring, 2 * count)
-    give_back(q_ring, 2 * count + 1)
+    rings.q.release(2 * count)
+    rings.q.release(2 * count + 1)
     return dk, dv
 
 
 @gluon.jit
 @no_type_check
-def gather(given, WHICH: gl.constexpr, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
-           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr):
-    """A warpgroup's work: half the columns of every gradient."""
-    dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, problem, factors = given
-    q_ring, k_ring, v_ring, dout_ring = rings
-    half_alpha, hidden, dv_scale = factors
-    HALF: gl.constexpr = k_ring[0].shape[5]
-    HALF_V: gl.constexpr = v_ring[0].shape[5]
-    (head, key_start, query_start, keys, first_query, prefix, seen, start, front, begin, whole, split,
-     end) = job_of(problem, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, ROWS)
-    if start < keys:
+def consume(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: half the columns of every gradient."""
+    rings = consumer.rings
+    HALF: gl.constexpr = rings.k.COLUMNS
+    HALF_V: gl.constexpr = rings.v.COLUMNS
+    tile = key_tile_of(consumer.problem, ROWS)
+    if tile.start < tile.keys:
         dk = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
         dv = gl.zeros([ROWS, HALF_V], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF_V, 16]))
-        steps = front + end - begin
+        steps = tile.steps()
         if steps > 0:
-            job = (head, query_start, keys, first_query, prefix, seen, problem[4], start, front, begin, whole, split,
-                   half_alpha, hidden)
-            tiles = (q_ring, k_ring, v_ring, dout_ring, weighted, downs, staging)
             for half in gl.static_range(2):
-                take(k_ring, half)
-                take(v_ring, half)
+                rings.k.take(half)
+                rings.v.take(half)
             for count in range(steps):
-                dk, dv = step(dk, dv, tiles, filled, dq_desc, job, count, WHICH, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-                              HAS_WINDOW, APPROXIMATE)
+                dk, dv = step(dk, dv, consumer, tile, count, WARPGROUP)
         # Gradients leave from where keys and values were: of the half that is not its own a warpgroup has read the last
-        # when it hands over its last dS.
-        flat(v_ring[0].index(WHICH)).store((dv * dv_scale).to(dv_desc.dtype))
-        flat(k_ring[0].index(WHICH)).store((dk * (half_alpha * dv_scale)).to(dk_desc.dtype))
+        # when it stores its last dS.
+        flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
+        flat(rings.k.tiles.index(WARPGROUP)).store(
+            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype))
         fence_async_shared()
         sync_warps()
-        store_tile(dv_desc, place_of(key_start, keys, start, head, WHICH * HALF_V), v_ring[0].index(WHICH))
-        store_tile(dk_desc, place_of(key_start, keys, start, head, WHICH * HALF), k_ring[0].index(WHICH))
+        store_tile(consumer.dv_desc, coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF_V),
+                   rings.v.tiles.index(WARPGROUP))
+        store_tile(consumer.dk_desc, coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF),
+                   rings.k.tiles.index(WARPGROUP))
         tma.store_wait(0)
 
 
@@ -204,22 +226,25 @@ def hstu_hopper_backward_wide(
     CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
     HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
 ):
-    """Rings, tiles and barriers, and who does what; of dO there is one tile, which is read early in a step."""
-    problem = (offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group)
-    rings = (ring_of(q_desc, 2 * STAGES, 2), ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1), ring_of(dout_desc, 2, 2))
+    """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step.
+    """
+    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
+                          group, HAS_CACHE)
+    rings = BackwardRings(allocate_ring(q_desc, 2 * STAGES, 2), allocate_ring(k_desc, 2, 1),
+                          allocate_ring(v_desc, 2, 1), allocate_ring(dout_desc, 2, 2))
     # A share of the columns is a tile: swizzled by no more than a share.
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
-    weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], SHARED)
-    downs = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], SHARED)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
+    weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
+    dscores = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
-    filled = barriers(4, 2)
+    filled = allocate_barriers(4, 2)
     fence_async_shared()
-    loads = (q_desc, k_desc, v_desc, dout_desc, rings, problem)
-    sums = (dk_desc, dv_desc, dq_desc, rings, weighted, downs, staging, filled, problem,
-            (half_alpha, hidden, dv_scale))
-    # Constants are written out each time: in a tuple they would be numbers of the run.
+    producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
+    consumer = Consumer(dk_desc, dv_desc, dq_desc, rings, weighted, dscores, staging, filled, problem, half_alpha,
+                        hidden, dv_scale, APPROXIMATE)
     gl.warp_specialize([
-        (gather, (sums, 0, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
-        (gather, (sums, 1, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE, APPROXIMATE)),
-        (load, (loads, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, HAS_CACHE)),
+        (consume, (consumer, 0)),
+        (consume, (consumer, 1)),
+        (produce, (producer,)),
     ], [4, 1], [240, 24])

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the kernels of dense HSTU attention for Hopper share: the mask, and which tiles a backward's program takes."""
+"""What the kernels of dense HSTU attention for Hopper share: problem, mask, and a backward's tile of keys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.hstu.tiles import rows_of_keys, sees, sequence
-from attnbench.kernels.shared.hopper import ROWS
+from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate
 from attnbench.kernels.shared.rows import section_of
 
 HIDDEN = -1e4
@@ -19,26 +20,132 @@ LEAST_ALPHA = 1e-30
 "Below it α s is not HIDDEN for any number s; without α all gradients are 0, hidden or not."
 
 
-@gluon.jit
-@no_type_check
-def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr,
-           HAS_WINDOW: gl.constexpr, HAS_CACHE: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Which BLOCK_N keys a program is about, and which tiles of queries see them.
+@aggregate
+class Mask:
+    """Which keys a query sees beside those that targets and the prefix say: the window, and which masks there are."""
+
+    window: Argument
+    CAUSAL: gl.constexpr
+    HAS_PREFIX: gl.constexpr
+    HAS_TARGETS: gl.constexpr
+    HAS_WINDOW: gl.constexpr
+
+
+@aggregate
+class GridProblem:
+    """Arguments of the launch that say what a program works on."""
+
+    offsets_ptr: Argument
+    offsets_q_ptr: Argument
+    num_targets_ptr: Argument
+    contextual_len: Argument
+    mask: Mask
+    heads: Argument
+    pairs: Argument
+    "(sequence, head) pairs"
+    tiles: Argument
+    "of the longest sequence"
+    group: Argument
+    "pairs of a section (`section_of`)"
+    HAS_CACHE: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def sequence_of(self, number):
+        """Where the number-th sequence begins and ends, as of `hstu.tiles.sequence`."""
+        return sequence(self.offsets_ptr, self.offsets_q_ptr, self.num_targets_ptr, number, self.contextual_len,
+                        self.mask.HAS_PREFIX, self.mask.HAS_TARGETS, self.HAS_CACHE)
+
+
+@aggregate
+class KeyTile:
+    """The keys that a program of a backward is about, and which tiles of 64 queries see them.
 
     Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
     """
-    offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, window, heads, pairs, tiles, group = problem
+
+    head: gl.tensor
+    key_start: gl.tensor
+    "the sequence's first key among all"
+    query_start: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    first_query: gl.tensor
+    "position of query 0"
+    prefix: gl.tensor
+    seen: gl.tensor
+    "rows before the targets"
+    start: gl.tensor
+    "the program's first key"
+    front: gl.tensor
+    begin: gl.tensor
+    whole: gl.tensor
+    split: gl.tensor
+    end: gl.tensor
+
+    @gluon.jit
+    @no_type_check
+    def steps(self):
+        """How many tiles of queries see the keys."""
+        return self.front + self.end - self.begin
+
+    @gluon.jit
+    @no_type_check
+    def from_first_query(self):
+        """The same with positions counted from the sequence's first query: `keys` is how many queries it has."""
+        first = self.first_query
+        return KeyTile(self.head, self.key_start, self.query_start, self.keys - first, first - first,
+                       self.prefix - first, self.seen - first, self.start - first, self.front, self.begin, self.whole,
+                       self.split, self.end)
+
+    @gluon.jit
+    @no_type_check
+    def query_tile(self, index, mask):
+        """The index-th tile of queries that sees the keys."""
+        tile = self.begin + index
+        if mask.HAS_PREFIX:
+            tile = gl.where(index < self.front, index, tile - self.front)
+        return tile
+
+
+@aggregate
+class BackwardRings:
+    """The rings of a backward."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+    dout: Ring
+
+
+@aggregate
+class BackwardProducer:
+    """What the producer warp of a backward works with."""
+
+    q_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    dout_desc: tma.tensor_descriptor
+    rings: BackwardRings
+    problem: GridProblem
+
+
+@gluon.jit
+@no_type_check
+def key_tile_of(problem, BLOCK_N: gl.constexpr):
+    """The tile of BLOCK_N keys that this program is about."""
+    mask = problem.mask
     # The first keys are seen by most rows.
-    tile, pair = section_of(gl.program_id(0), tiles, pairs, group)
-    number = pair // heads
-    head = pair - number * heads
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+    tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
+    number = pair // problem.heads
+    head = pair - number * problem.heads
+    key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
     start = tile * BLOCK_N
-    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
-                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    low, all_low, all_high, high = rows_of_keys(
+        start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
+        mask.HAS_TARGETS, mask.HAS_WINDOW)
     front = 0
-    if HAS_PREFIX:
+    if mask.HAS_PREFIX:
         front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
     begin = gl.maximum(gl.maximum(low - first_query, 0) // ROWS, front)
     end = gl.maximum((gl.maximum(high - first_query, 0) + ROWS - 1) // ROWS, begin)
@@ -47,24 +154,13 @@ def job_of(problem, CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS:
     # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
     last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
     split = gl.minimum(gl.maximum(last, whole), end)
-    return (head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start, front,
-            begin, whole, split, end)
+    return KeyTile(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start,
+                   front, begin, whole, split, end)
 
 
 @gluon.jit
 @no_type_check
-def step_of(index, front, begin, HAS_PREFIX: gl.constexpr):
-    """The index-th tile of queries that a program takes."""
-    tile = begin + index
-    if HAS_PREFIX:
-        tile = gl.where(index < front, index, tile - front)
-    return tile
-
-
-@gluon.jit
-@no_type_check
-def hide(scores, hidden, down, across, prefix, seen, window, ROWS_DOWN: gl.constexpr, CAUSAL: gl.constexpr,
-         HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr):
+def hide(scores, hidden, down, across, prefix, seen, mask, ROWS_DOWN: gl.constexpr):
     """Scores [64, n], down from row (if ROWS_DOWN, else key) `down`, across from the other, `hidden` where masked."""
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     # Positions from the first of every eight columns a thread has one place in: what is left of `columns` is then a
@@ -72,12 +168,12 @@ def hide(scores, hidden, down, across, prefix, seen, window, ROWS_DOWN: gl.const
     own = columns & 7
     zero = across + own
     lines = down + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
-    if CAUSAL and ROWS_DOWN and not (HAS_PREFIX or HAS_TARGETS or HAS_WINDOW):
+    if mask.CAUSAL and ROWS_DOWN and not (mask.HAS_PREFIX or mask.HAS_TARGETS or mask.HAS_WINDOW):
         see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison an element, not two
     elif ROWS_DOWN:
-        see = sees(lines, columns - own, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-                   HAS_WINDOW)
+        see = sees(lines, columns - own, prefix - zero, seen - zero, mask.window, mask.CAUSAL,
+                   mask.HAS_PREFIX, mask.HAS_TARGETS, mask.HAS_WINDOW)
     else:
-        see = sees(columns - own, lines, prefix - zero, seen - zero, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-                   HAS_WINDOW)
+        see = sees(columns - own, lines, prefix - zero, seen - zero, mask.window, mask.CAUSAL,
+                   mask.HAS_PREFIX, mask.HAS_TARGETS, mask.HAS_WINDOW)
     return gl.where(see, scores, hidden)

@@ -1,0 +1,241 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""One step of the flash backward for Hopper: a tile of rows, through a consumer warpgroup's 64 keys."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from attnbench.kernels.flash.hopper.tiles import Mask
+from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, add_tile, aggregate, flat, sync_warps
+
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
+"Layout of a product [64, 64]."
+
+
+@aggregate
+class Rings:
+    """The rings of a backward."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+    dout: Ring
+
+
+@aggregate
+class Statistics:
+    """What belongs to rows, in shared memory, of as many stages as the rings of Q and dO."""
+
+    leasts: gl.shared_memory_descriptor
+    "-lse / scale"
+    deltas: gl.shared_memory_descriptor
+    "-delta"
+    numbers: gl.shared_memory_descriptor
+    "0 to 63"
+
+
+@aggregate
+class GridProblem:
+    """Arguments of the launch that say what a program works on."""
+
+    cu_q_ptr: Argument
+    cu_k_ptr: Argument
+    seqlen_q: Argument
+    seqlen_k: Argument
+    mask: Mask
+    members: Argument
+    "query heads of a head of keys"
+    heads_kv: Argument
+    pairs: Argument
+    "(sequence, head of keys) pairs"
+    tiles: Argument
+    "of the longest sequence"
+    group: Argument
+    "pairs of a section (`section_of`)"
+    PACKED: gl.constexpr
+    BLOCK_M: gl.constexpr
+
+
+@aggregate
+class KeyTile:
+    """The keys that a program is about, and which tiles of rows see them; all rows see the keys in [whole, split)."""
+
+    head_kv: gl.tensor
+    padded: gl.tensor
+    "the sequence's first row in the workspace"
+    query_start: gl.tensor
+    key_start: gl.tensor
+    queries: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    start: gl.tensor
+    "the program's first key"
+    begin: gl.tensor
+    whole: gl.tensor
+    split: gl.tensor
+    end: gl.tensor
+
+
+@aggregate
+class Consumer:
+    """What the consumer warpgroups work with."""
+
+    dk_desc: tma.tensor_descriptor
+    dv_desc: tma.tensor_descriptor
+    sums_desc: tma.tensor_descriptor
+    "of dQ"
+    rings: Rings
+    stats: Statistics
+    dscores: gl.shared_memory_descriptor
+    "dSᵀ of both warpgroups, in two stages: tiles [64, 64]"
+    filled: gl.shared_memory_descriptor
+    "mbarriers of the stages of `dscores`"
+    done: gl.shared_memory_descriptor
+    "mbarrier: both warpgroups have read the keys for the last time"
+    staging: gl.shared_memory_descriptor
+    "tiles by way of which dQ leaves, one a warpgroup"
+    problem: GridProblem
+    scale_log2: Argument
+
+
+@gluon.jit
+@no_type_check
+def reach_of(key, work, mask):
+    """The first row that sees each of 64 keys from `key`, and with HAS_LEFT the last."""
+    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    shift = work.keys - work.queries
+    # No row is as late as the one that sees a key past the end.
+    low = gl.where(columns < work.keys, 0, work.queries + 2 * ROWS)
+    high = low
+    if mask.HAS_RIGHT:
+        low = gl.maximum(low, columns - (shift + mask.right))
+    if mask.HAS_LEFT:
+        high = columns + (mask.left - shift)
+    return low, high
+
+
+@gluon.jit
+@no_type_check
+def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
+    """Scores [keys, rows] with those at -∞ that the mask hides; rows from `at`."""
+    # Computed here, the compiler would hold them in sixteen registers all along, which are not there.
+    rows = numbers.load(SCORES)
+    see = rows >= (low - at)[:, None]
+    if HAS_LEFT:
+        see &= rows <= (high - at)[:, None]
+    return gl.where(see, scores, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr,
+         AFTER: gl.constexpr):
+    """DSᵀ of 64 rows, and P dO into dV; AFTER products are in flight behind Sᵀ, and then behind dPᵀ."""
+    stats = consumer.stats
+    least = stats.leasts.index(slot).load(SCORES) * consumer.scale_log2
+    scores = warpgroup_mma_wait(AFTER, [scores])
+    if masked:
+        scores = hide(scores, stats.numbers, at, low, high, consumer.problem.mask.HAS_LEFT)
+    weights = gl.exp2(scores * consumer.scale_log2 + least)
+    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), WEIGHTS), dout, dv, is_async=True)
+    dweights = warpgroup_mma_wait(AFTER, [dweights])
+    delta = stats.deltas.index(slot).load(SCORES)
+    return (weights * (dweights + delta)).to(dout.dtype), dv
+
+
+@gluon.jit
+@no_type_check
+def dq_part(dscores, stage, k_ring, zero, WARPGROUP: gl.constexpr, PARTS: gl.constexpr):
+    """Issue this warpgroup's half of dQ = dS K: 64 rows, 64 columns."""
+    part = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    for of in gl.static_range(2):
+        k = flat(k_ring.tiles.index(of + zero))
+        if PARTS == 1:
+            dscore = dscores.index(stage * 2 + of)
+            k = k.slice(WARPGROUP * ROWS, ROWS, 1)
+        else:
+            dscore = dscores.index(stage * 4 + WARPGROUP * 2 + of)
+        part = warpgroup_mma(dscore.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
+    return part
+
+
+@gluon.jit
+@no_type_check
+def in_order(part):
+    """A tile [64, 64] of `SCORES` in the order of registers and threads: `portable.backward_rows.place_in_part`.
+
+    Row by row two rows of a warp would meet in a bank of shared memory.
+    """
+    pieces = part.reshape([4, 2, 8, 8, 4, 2])
+    return pieces.permute([3, 0, 2, 4, 1, 5]).reshape([ROWS, ROWS])
+
+
+@gluon.jit
+@no_type_check
+def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.constexpr):
+    """One tile of rows, one or two times 64, into dK, dV and the sums of dQ."""
+    rings = consumer.rings
+    dscores = consumer.dscores
+    PARTS: gl.constexpr = consumer.problem.BLOCK_M // ROWS
+    OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    BLOCK_D: gl.constexpr = rings.k.COLUMNS
+    STAGES: gl.constexpr = rings.q.STAGES
+    stage = count & 1
+    at = tile * (ROWS * PARTS)
+    first = count * PARTS
+    masked = (tile < work.whole) | (tile >= work.split)
+    # 0, which the compiler does not know: it would hold the addresses of all that follows in registers.
+    zero = count >> 30
+    none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    k = flat(rings.k.tiles.index(WARPGROUP + zero))
+    if PARTS == 1:
+        v = flat(rings.v.tiles.index(WARPGROUP + zero))
+    q = rings.q.take(first)
+    scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
+    dout = rings.dout.take(first)
+    dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+    if PARTS == 1:
+        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 1)
+        dscores.index(stage * 2 + WARPGROUP).store(dscore)
+    else:
+        late_q = rings.q.take(first + 1)
+        late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
+        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 2)
+        dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
+        dscores.index(stage * 4 + WARPGROUP).store(dscore)
+        q = late_q
+        dout = rings.dout.take(first + 1)
+        dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
+        dscore, dv = fold(late_scores, dweights, dv, dout, consumer, (first + 1) % STAGES, at + ROWS, masked, low, high,
+                          OF_V, 1)
+        dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
+    fence_async_shared()
+    mbarrier.arrive(consumer.filled.index(stage))
+    mbarrier.wait(consumer.filled.index(stage), count // 2 & 1)
+    part = dq_part(dscores, stage, rings.k, zero, WARPGROUP, PARTS)
+    dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
+    part, dv = warpgroup_mma_wait(1, [part, dv])
+    tma.store_wait(0)
+    # The warps meet before they arrive: the tile that the store read is free.
+    for index in gl.static_range(PARTS):
+        rings.dout.release(first + index)
+    mine = consumer.staging.index(WARPGROUP)
+    mine.reshape([ROWS, ROWS]).store(in_order(part))
+    fence_async_shared()
+    sync_warps()
+    add_tile(consumer.sums_desc, [head, (work.padded + at) * (BLOCK_D // ROWS) + WARPGROUP * ROWS, 0], mine)
+    dk = warpgroup_mma_wait(0, [dk])
+    for index in gl.static_range(PARTS):
+        rings.q.release(first + index)
+    return dk, dv

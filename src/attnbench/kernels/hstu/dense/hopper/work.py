@@ -1,0 +1,127 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Work items of the dense HSTU forward for Hopper: which tiles of queries and keys one has, and how it is published."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.hstu.tiles import keys_of_rows, masked_tile, tiles_of_rows
+from attnbench.kernels.shared.hopper import ROWS, aggregate
+from attnbench.kernels.shared.rows import section_of
+
+
+@aggregate
+class Work:
+    """A work item as it is published: a tile of queries, and the tiles of keys that they see."""
+
+    query_start: gl.tensor
+    "the sequence's first query among all"
+    head: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    first_query: gl.tensor
+    "position of query 0"
+    seen: gl.tensor
+    "rows before the targets"
+    prefix: gl.tensor
+    start: gl.tensor
+    "the item's first query"
+    begin: gl.tensor
+    "tiles of keys, from here on as of `tiles_of_rows`"
+    whole: gl.tensor
+    split: gl.tensor
+    end: gl.tensor
+    own: gl.tensor
+    masked: gl.tensor
+
+    @gluon.jit
+    @no_type_check
+    def publish(self, queue, turn):
+        """Publish this as the turn-th item; `read_work` is the other end."""
+        queue.publish(turn, (self.query_start, self.head, self.keys, self.first_query, self.seen, self.prefix,
+                             self.start, self.begin, self.whole, self.split, self.end, self.own, self.masked))
+
+    @gluon.jit
+    @no_type_check
+    def unmasked(self):
+        """How many tiles of keys mask nothing."""
+        return self.split - self.whole
+
+    @gluon.jit
+    @no_type_check
+    def key_tile(self, index, mask):
+        """The index-th tile of keys: the masked ones last."""
+        unmasked = self.unmasked()
+        tile = masked_tile(index - unmasked, self.begin, self.whole, self.split, self.end, self.own, mask.HAS_TARGETS,
+                           mask.HAS_WINDOW)
+        return gl.where(index < unmasked, self.whole + index, tile)
+
+    @gluon.jit
+    @no_type_check
+    def rows_of(self, done, WARPGROUP: gl.constexpr, GROUPS: gl.constexpr):
+        """A warpgroup's first query, and the one where they end for it: none of those before query 0.
+
+        Row order alternates: who has the rows that see least in one item has those that see most in the next.  This is
+        the done-th.
+        """
+        first = self.start + gl.where(done % 2 == 0, WARPGROUP, GROUPS - 1 - WARPGROUP) * ROWS
+        return gl.maximum(first, 0), gl.where(first < 0, 0, self.keys - self.first_query)
+
+    @gluon.jit
+    @no_type_check
+    def tiles_seen(self, mask, done, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
+        """How many tiles of keys, the first, show a warpgroup anything, how many do not, and how many mask nothing."""
+        first, queries = self.rows_of(done, WARPGROUP, GROUPS)
+        last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
+        _low, _all_low, _all_high, high = keys_of_rows(
+            first + self.first_query, last, self.prefix, self.seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
+            mask.HAS_WINDOW)
+        unseen = gl.maximum(gl.minimum(self.end - (high + BLOCK_N - 1) // BLOCK_N, self.end - self.split), 0)
+        if mask.HAS_TARGETS:
+            # Targets have themselves, in the tiles behind; rows without one have no tile there.
+            unseen = gl.where(last >= self.seen, 0,
+                              unseen + self.masked - (self.whole - self.begin + self.end - self.split))
+        total = self.masked + self.split - self.whole
+        unseen = gl.where(first < queries, unseen, total)
+        return total - unseen, unseen, self.split - self.whole
+
+
+@gluon.jit
+@no_type_check
+def read_work(queue, turn):
+    """The turn-th work item, which has been waited for.
+
+    Read anew wherever it is needed: thirteen numbers are more than a thread of three warpgroups has registers for.
+    """
+    return Work(queue.number(turn, 0), queue.number(turn, 1), queue.number(turn, 2), queue.number(turn, 3),
+                queue.number(turn, 4), queue.number(turn, 5), queue.number(turn, 6), queue.number(turn, 7),
+                queue.number(turn, 8), queue.number(turn, 9), queue.number(turn, 10), queue.number(turn, 11),
+                queue.number(turn, 12))
+
+
+@gluon.jit
+@no_type_check
+def work_at(at, problem, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The at-th work item of the grid, where its keys begin, and whether it has rows.
+
+    Tiles are indexed from the sequence end, so that the one whose first warpgroups have no rows, before query 0, is the
+    one that sees least.
+    """
+    mask = problem.mask
+    tile, pair = section_of(at, problem.tiles, problem.pairs, problem.group)
+    number = pair // problem.heads
+    key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
+    blocks = (keys - first_query + ROWS - 1) // ROWS
+    after = (blocks + GROUPS - 1) // GROUPS - (problem.tiles - 1 - tile)
+    start = (blocks - after * GROUPS) * ROWS
+    first = first_query + start
+    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, keys) - 1, 0)  # of no keys nothing is looked at
+    begin, whole, split, end, own, masked = tiles_of_rows(
+        gl.maximum(first, first_query), last, prefix, seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
+        mask.HAS_TARGETS, mask.HAS_WINDOW, BLOCK_N)
+    work = Work(query_start.to(gl.int32), pair - number * problem.heads, keys, first_query, seen, prefix, start, begin,
+                whole, split, end, own, masked)
+    return work, key_start.to(gl.int32), after > 0

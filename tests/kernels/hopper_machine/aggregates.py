@@ -1,0 +1,82 @@
+"""Stand-ins of Triton's aggregates: values with named fields, some of them constants, and methods that are kernels.
+
+Triton spells the decorator `gluon.aggregate`, and before 3.7 `triton.language.core._aggregate`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from .mistakes import Mistake
+from .tiles import Int, Tile
+
+if TYPE_CHECKING:
+    from .program import Names
+
+
+class Aggregate:
+    """What the stand-in of every aggregate derives from."""
+
+    _kinds: dict[str, Any]
+    "annotations of the fields, by name"
+    _made = False
+
+    def fields(self) -> Iterator[tuple[str, Any]]:
+        """Names and values, in order."""
+        return ((name, getattr(self, name)) for name in self._kinds)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        place = f"{type(self).__name__}.{name}"
+        if self._made:
+            raise Mistake(f"{place}: fields of an aggregate are set when it is made")
+        if name not in self._kinds:
+            raise Mistake(f"{place}: no such field")
+        kind = self._kinds[name]
+        if kind is tl.constexpr and isinstance(value, (Int, Tile)):
+            raise Mistake(f"{place} is a constexpr, and was given a value of the run")
+        if kind is tl.tensor and (value is None or type(value) is int):
+            raise Mistake(f"{place} is a value of the run, and was given the constant {value}")
+        super().__setattr__(name, value)
+
+
+def aggregate_of(theirs: Any, names: Names) -> type:
+    """The stand-in of a class that Triton made an aggregate.
+
+    Args:
+        theirs: what the decorator gave back.
+        names: of the program, for the methods.
+    """
+    fields = inspect.get_annotations(theirs)
+    init, *_ = theirs.hash_attrs
+    # Triton's own constructor wraps what it is given as values of the compiler.
+    fill = _filled(theirs) if init.__qualname__.startswith("_aggregate.") else getattr(init, "fn", init)
+
+    def make(self: Aggregate, *values: Any, **named: Any) -> None:
+        fill(self, *values, **named)
+        missing = [name for name in fields if name not in vars(self)]
+        if missing:
+            raise Mistake(f"{theirs.__name__}: {', '.join(missing)} not given")
+        vars(self)["_made"] = True
+
+    methods = {name: _method(names.of(member)) for name, member in vars(theirs).items()
+               if isinstance(member, JITFunction)}
+    return type(theirs.__name__, (Aggregate,), {"_kinds": fields, "__init__": make, **methods})
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What Python binds to an instance, as it does not bind an object that is called."""
+    return lambda *values, **named: function(*values, **named)
+
+
+def _filled(theirs: Any) -> Callable[..., None]:
+    def fill(self: Aggregate, *values: Any, **named: Any) -> None:
+        given = theirs.__aggregate_defaults__ | dict(zip(theirs.__aggregate_fields__, values, strict=False)) | named
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    return fill
