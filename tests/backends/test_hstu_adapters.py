@@ -92,7 +92,7 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
     ("fwd", "f128x64w8s3-section_mib8", "f128x64w8s3-section_mib8 is not how it is spelled; "
      "f128x64w8s3-section_mib8.0; the nearest valid one is f128x64w8s3-section_mib8.0"),
     ("fwd", "x64", "x64 is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
-     "is f64x64w4s2-plain"),
+     "is f128x64w8s4-ws"),
     ("bwd", "determinstic", "determinstic is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
      "nearest valid one is deterministic"),
     ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),

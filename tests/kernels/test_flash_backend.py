@@ -110,7 +110,7 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
      r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws, .*is m128n128w8s2-tma-ws$"),
     ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
     ({"backward": "b64x128w8s2"},
-     r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic$"),
+     r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic-m2$"),
     ({"backward": "b64x64w4s2-atomic", "deterministic": True},
      r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None"),
     ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),

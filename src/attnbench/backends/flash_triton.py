@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.dense import DenseBackend, Limits
 from attnbench.backends.our_triton import OurTriton
+from attnbench.workloads.attention.case import AttentionCase
 
 if TYPE_CHECKING:
     from attnbench.kernels.flash.config.space import Shape
     from attnbench.kernels.shared.family import Family
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
-class FlashTriton(OurTriton, DenseBackend):
+class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     """Buffers are there before; nothing is allocated in a call."""
 
     name = "flash-triton"
@@ -35,7 +37,7 @@ class FlashTriton(OurTriton, DenseBackend):
 
         return FAMILY
 
-    def shape(self, case: Any, capability: tuple[int, int]) -> Shape:
+    def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
         """What they depend on."""
         from attnbench.kernels.flash.config.family import Shape
 
@@ -44,7 +46,7 @@ class FlashTriton(OurTriton, DenseBackend):
                      right=case.causal or (case.window or (-1, -1))[1] >= 0, capability=capability)
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         from attnbench.backends.flash_triton_call import FlashSession
 

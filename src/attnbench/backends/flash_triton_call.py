@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.buffers import Buffers
@@ -11,11 +11,14 @@ from attnbench.backends.buffers import Buffers
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
+
 
 class FlashSession(Buffers):
     """Own copies of the inputs, results and workspace of one session."""
 
-    def __init__(self, case: Any, inputs: Any, short: str) -> None:
+    def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
         import torch
 
         from attnbench.kernels.flash import api as kernels

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.hstu import HstuBackend
 from attnbench.backends.our_triton import OurTriton
-from attnbench.errors import Unsupported, refusal
+from attnbench.errors import Unsupported
+from attnbench.workloads.hstu.case import HstuCase
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.family import Shape
     from attnbench.kernels.shared.family import Family
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
-class HstuBsaTriton(OurTriton, HstuBackend):
+class HstuBsaTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
     """Five kernels forward, three backward, all with buffers that are there before."""
 
     name = "hstu-bsa-triton"
@@ -27,15 +29,10 @@ class HstuBsaTriton(OurTriton, HstuBackend):
     tested = "NVIDIA H200, torch 2.11"
     variant = "hstu-bsa"
 
-    def check(self, case: Any, machine: Machine) -> None:
-        """Refuse what the kernels do not take.
-
-        Raises:
-            Unsupported: naming the field, its value and what is accepted.
-        """
+    def check(self, case: HstuCase, machine: Machine) -> None:
+        """Refuse what the kernels do not take; `Unsupported` names the field, its value and what is accepted."""
         if case.block_size not in (16, 32, 64, 128):
-            accepted = "one of 16, 32, 64, 128"
-            raise Unsupported(refusal(self.name, "block_size", case.block_size, "is not supported", accepted))
+            raise Unsupported(f"{self.name}: block_size={case.block_size} is not supported; one of 16, 32, 64, 128")
         self.limit(case, block_counts=16, attn_dim=256, linear_dim=256)
         super().check(case, machine)
 
@@ -45,14 +42,14 @@ class HstuBsaTriton(OurTriton, HstuBackend):
 
         return FAMILY
 
-    def shape(self, case: Any, capability: tuple[int, int]) -> Shape:
+    def shape(self, case: HstuCase, capability: tuple[int, int]) -> Shape:
         """What they depend on."""
         from attnbench.kernels.hstu.bsa.family import shape_of
 
         return shape_of(**case.to_dict(), capability=capability)
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace; nothing is allocated in a call."""
         from attnbench.backends.hstu_bsa_triton_call import BsaSession
 

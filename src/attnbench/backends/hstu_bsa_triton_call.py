@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.kernels.hstu.bsa.plan import BsaConfig
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
 def _said(config: BsaConfig) -> str:
@@ -24,7 +26,7 @@ def _said(config: BsaConfig) -> str:
 class BsaSession(Buffers):
     """Own copies of the inputs, results and workspace of one session; nothing is allocated in a call."""
 
-    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any], who: str) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any], who: str) -> None:
         import torch
 
         from attnbench.kernels.hstu.bsa import api as kernels
@@ -35,9 +37,10 @@ class BsaSession(Buffers):
         tensors = kernels.BsaTensors(
             q=own["q"], k=own["k"], v=own["v"], gates=own.get("gates"), offsets=own["seq_offsets"],
             offsets_q=own["seq_offsets_q"] if cached else None, num_targets=own.get("num_targets"))
-        numbers = {"max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
-                   "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size,
-                   "local_window": case.local_window, "selection": case.selection}
+        numbers: dict[str, Any] = {
+            "max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
+            "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size,
+            "local_window": case.local_window, "selection": case.selection}
         # Sequences may all be shorter than the case allows; the slots behind their blocks stay empty.
         kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
                       block_counts=case.block_counts, validate=True)

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.hstu import HstuBackend
 from attnbench.backends.our_triton import OurTriton
+from attnbench.workloads.hstu.case import HstuCase
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.dense.family import Shape
     from attnbench.kernels.shared.family import Family
+    from attnbench.workloads.hstu.inputs import HstuInputs
 
 
-class HstuTriton(OurTriton, HstuBackend):
+class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
     """Buffers are there before; a call allocates nothing but a ticket's four bytes."""
 
     name = "hstu-triton"
     title = "HSTU, ours (Triton)"
     tested = "NVIDIA H200, torch 2.11"
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the kernels do not take.
 
         Raises:
@@ -41,7 +43,7 @@ class HstuTriton(OurTriton, HstuBackend):
 
         return FAMILY
 
-    def shape(self, case: Any, capability: tuple[int, int]) -> Shape:
+    def shape(self, case: HstuCase, capability: tuple[int, int]) -> Shape:
         """What they depend on."""
         from attnbench.kernels.hstu.dense.family import Shape
 
@@ -49,7 +51,7 @@ class HstuTriton(OurTriton, HstuBackend):
                      seqlen=case.seqlen, capability=capability)
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         from attnbench.backends.hstu_triton_call import HstuSession
 

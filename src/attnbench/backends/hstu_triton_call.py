@@ -11,11 +11,14 @@ from attnbench.backends.buffers import Buffers
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.workloads.hstu.case import HstuCase
+    from attnbench.workloads.hstu.inputs import HstuInputs
+
 
 class HstuSession(Buffers):
     """Own copies of the inputs, results and workspace of one session."""
 
-    def __init__(self, case: Any, inputs: Any, changes: Mapping[str, Any]) -> None:
+    def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
         import torch
 
         from attnbench.kernels.hstu.dense import api as kernels

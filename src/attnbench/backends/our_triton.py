@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Config, Machine, module_exists
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
+from attnbench.workloads.base import CaseT, InputsT
 
 if TYPE_CHECKING:
     from attnbench.kernels.shared.family import Family, Misnamed
@@ -16,7 +17,7 @@ HOPPER = (9, 0)
 "Compute capability whose configurations are listed where no card is known."
 
 
-class OurTriton(Backend):
+class OurTriton(Backend[CaseT, InputsT]):
     """Kernels of our own; `module` stays None, which says that no library of others is measured."""
 
     install = "part of torch"
@@ -28,7 +29,7 @@ class OurTriton(Backend):
         """Names of the kernels' launch configurations."""
 
     @abstractmethod
-    def shape(self, case: Any, capability: tuple[int, int]) -> Any:
+    def shape(self, case: CaseT, capability: tuple[int, int]) -> Any:
         """What the configurations depend on, of a case and a card."""
 
     def probe(self) -> None:
@@ -40,7 +41,7 @@ class OurTriton(Backend):
         if not module_exists("triton"):
             raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: CaseT, machine: Machine) -> None:
         """Refuse what the kernels do not take, and a configuration this card cannot run.
 
         Raises:
@@ -55,16 +56,16 @@ class OurTriton(Backend):
             except Misnamed as why:
                 raise Unsupported(self._refusal(why)) from None
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: CaseT) -> Iterable[Config]:
         """The forward's configurations, in a mode with a backward the backward's, for an H100 or H200."""
         there = self.family().space(self.shape(case, HOPPER), case.mode)
         return [Config(short, values) for short, values in there.items()]
 
-    def default_of(self, case: Any) -> Config | None:
+    def default_of(self, case: CaseT) -> Config | None:
         """The tuned default, for an H100 or H200."""
         return self.config_of(self.family().default(self.shape(case, HOPPER), case.mode), case)
 
-    def config_of(self, short: str, case: Any) -> Config:
+    def config_of(self, short: str, case: CaseT) -> Config:
         """Any valid configuration, in `configs` or not.
 
         Raises:

@@ -26,8 +26,9 @@ import tomllib
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -304,8 +305,20 @@ class Defaults:
 
 
 def nearest(text: str, there: Collection[str]) -> str:
-    """The name most like a text; empty where there is none."""
-    return next(iter(get_close_matches(text, there, n=1, cutoff=0.0)), "")
+    """The name most like a text, of several as like the one that begins like it longest; empty where there is none."""
+    near = get_close_matches(text, there, n=16, cutoff=0.0)
+    alike = [name for name in near if _likeness(text, name) == _likeness(text, near[0])]
+    return max(alike, key=lambda name: _beginning(text, name), default="")
+
+
+def _beginning(text: str, name: str) -> int:
+    """Letters that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, name, strict=False)))
+
+
+def _likeness(text: str, name: str) -> float:
+    # As get_close_matches has it, which keeps the second sequence.
+    return SequenceMatcher(None, name, text).ratio()
 
 
 @dataclass(frozen=True, slots=True)
