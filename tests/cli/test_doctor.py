@@ -24,6 +24,7 @@ from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine import child
+from attnbench.machine.device import CPU
 
 SHIPPED = registry.all_backends()
 nvml, no_driver = fake_card.nvml, fake_card.no_driver
@@ -178,7 +179,7 @@ def test_what_the_driver_does_not_tell_is_said_and_is_null(nvml, backends, wide,
 
 
 def test_it_fits_the_terminal_but_commands_stay_whole(nvml, backends, monkeypatch, capsys):
-    report = doctor.examine("cpu", Output())
+    report = doctor.examine(CPU, Output())
     monkeypatch.setattr(doctor, "examine", lambda device, output: report)
     for columns in (60, 80, 140):
         monkeypatch.setenv("COLUMNS", str(columns))

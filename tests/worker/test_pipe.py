@@ -9,7 +9,7 @@ import pytest
 from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
 
 from attnbench.record import Status
-from attnbench.sweep import run as sweep
+from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from attnbench.worker import process
 from attnbench.worker.blame import HARNESS
@@ -28,7 +28,7 @@ def test_a_record_that_is_not_of_this_group_or_of_no_use_ends_the_worker(monkeyp
     workers = [worker_that_said(ready, data.encode() + b"\n", draw)]
     workers[0].page.say(HARNESS, "idle")
     good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
-    monkeypatch.setattr(sweep, "Worker", lambda device: workers.pop() if workers else worker_that_said(
+    monkeypatch.setattr(device_worker, "Worker", lambda device: workers.pop() if workers else worker_that_said(
         ready, good, draw))
     run = execute(RUN)
     assert {one.status for one in run.records} == {Status.PASSED}

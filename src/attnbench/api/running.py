@@ -45,13 +45,14 @@ def run(
         Unavailable: the device, the timer or the clocks asked for are not there.
         NothingToRun: no backend of the request runs on this kind of device.
     """
-    from attnbench.cli.request import check_settings
+    from attnbench.formats.layouts import check_layout
     from attnbench.machine.devices import resolve
     from attnbench.store.files import check_writable
     from attnbench.store.runfile import new_id, now
     from attnbench.suites.load import load_suite
     from attnbench.suites.plan import Request, build
     from attnbench.sweep.run import execute
+    from attnbench.sweep.settings import check_settings
 
     place, suite = resolve(device), str(suite)
     paths = tuple(str(file) for file in _several(files))
@@ -67,7 +68,8 @@ def run(
     shown = ", ".join([repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items()
                                                  if word not in (None, [], {}))])
     planned = build(request, run_id=new_id(), command=f"attnbench.run({shown})", started=now())
-    check_settings(planned)
+    check_settings(planned.settings)
+    check_layout(planned)
     if save is not None:
         check_writable(save)
     found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.backends.checkouts import name_checkouts
 from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
-from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
@@ -35,8 +35,10 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     Raises:
         AttnbenchError: anything in the request that cannot be.
     """
+    from attnbench.formats.layouts import check_layout
     from attnbench.machine.devices import resolve
     from attnbench.store.runfile import new_id, now
+    from attnbench.sweep.settings import check_settings
 
     who = f"attnbench {verb}"
     name_checkouts(args.path or (), who)
@@ -61,7 +63,8 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}
     command = _command(args, verb, None if shape_of else suite, asked_axes, shape_of)
     run = build(request, run_id=new_id(), command=command, started=now())
-    check_settings(run)
+    check_settings(run.settings)
+    check_layout(run)
     return run
 
 
@@ -95,32 +98,6 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
         raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
                                  f"--backends {missing[0]}", "give the file again"))
     return without_interrupted(run), path
-
-
-def check_settings(run: Run) -> None:
-    """Look up what a suite or a flag asks for and `suites` cannot judge.
-
-    Raises:
-        UsageError: no such timer or layout.
-        Unavailable: the timer, the cache state or the clocks are not for this kind of device.
-    """
-    from attnbench.formats.layouts import layout_names
-    from attnbench.measure.timer import all_timers
-
-    name, kind = run.settings.timer, run.settings.device.partition(":")[0]
-    timers = all_timers()
-    if name not in ("auto", "all", *timers):
-        raise unknown("attnbench", "--timer", name, ["auto", "all", *timers])
-    if name in timers and kind not in timers[name].devices:
-        works = f"it works on {' and '.join(timers[name].devices)}"
-        raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {kind}", works))
-    if kind == "cpu" and run.settings.l2 == "cold":
-        raise Unavailable(refusal("attnbench", "--l2", "cold", "is for GPUs", "--l2 warm or auto on a CPU"))
-    if kind == "cpu" and run.settings.lock_clocks is not None:
-        raise Unavailable(refusal("attnbench", "--lock-clocks", run.settings.lock_clocks, "is for GPUs",
-                                  "leave it out on a CPU"))
-    if run.layout is not None and run.layout not in layout_names():
-        raise unknown(f"suite {run.suite}", "layout", run.layout, layout_names())
 
 
 def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:

@@ -170,10 +170,10 @@ class _Request:
             check_writable(Path(self.args.out) / FOLDER / "race.json")
 
     def _settings(self, device: Device, given: Mapping[str, Any]) -> Settings:
-        from attnbench.cli.request import check_settings
         from attnbench.errors import Unavailable
         from attnbench.record import Run, Settings
         from attnbench.store.runfile import new_id, now
+        from attnbench.sweep.settings import check_settings
 
         kind = device.kind
         if kind not in self.backend.devices:
@@ -185,7 +185,7 @@ class _Request:
         settings = Settings(device=str(device), **given)
         self.plan = Run(id=new_id(), suite="tune", command=self.command(), started=now(), settings=settings,
                         backend_files=tuple(Path(file).name for file in self.files))
-        check_settings(self.plan)
+        check_settings(settings)
         return settings
 
     def _cases(self, kind: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from attnbench.errors import RunFileError, refusal, unknown
 from attnbench.formats import scan
 from attnbench.formats.layouts.base import Layout
+from attnbench.record import Run
 from attnbench.store.files import is_file, is_folder
 
 
@@ -26,6 +27,16 @@ def load_layout(name: str) -> Layout:
         raise unknown("layout", "name", name, layout_names())
     layout: Layout = scan.load(sys.modules[__name__], name).LAYOUT
     return layout
+
+
+def check_layout(run: Run) -> None:
+    """Refuse a run whose suite names a layout that is none of ours.
+
+    Raises:
+        UsageError: there is no such layout.
+    """
+    if run.layout is not None and run.layout not in layout_names():
+        raise unknown(f"suite {run.suite}", "layout", run.layout, layout_names())
 
 
 def recognise(path: str | Path) -> Layout:

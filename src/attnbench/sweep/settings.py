@@ -1,0 +1,32 @@
+"""Whether the settings of a run can be carried out on its device: timer, cache state, clocks.
+
+Checked before anything starts.  `suites` reads the settings but knows no timer.
+"""
+
+from __future__ import annotations
+
+from attnbench.errors import Unavailable, refusal, unknown
+from attnbench.machine.device import Device
+from attnbench.measure.timer import all_timers
+from attnbench.record import Settings
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that the device cannot be measured with.
+
+    Raises:
+        UsageError: no such timer.
+        Unavailable: the timer, the cache state or the clocks are not for this kind of device.
+    """
+    name, device = settings.timer, Device.parse(settings.device)
+    timers = all_timers()
+    if name not in ("auto", "all", *timers):
+        raise unknown("attnbench", "--timer", name, ["auto", "all", *timers])
+    if name in timers and device.kind not in timers[name].devices:
+        works = f"it works on {' and '.join(timers[name].devices)}"
+        raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {device.kind}", works))
+    if not device.on_gpu and settings.l2 == "cold":
+        raise Unavailable(refusal("attnbench", "--l2", "cold", "is for GPUs", "--l2 warm or auto on a CPU"))
+    if not device.on_gpu and settings.lock_clocks is not None:
+        raise Unavailable(refusal("attnbench", "--lock-clocks", settings.lock_clocks, "is for GPUs",
+                                  "leave it out on a CPU"))
