@@ -18,8 +18,8 @@ from attnbench.formats.exports import exporter_names, load_exporter
 from attnbench.formats.layouts import layout_names, load_layout
 from attnbench.record import Environment, Settings, Status
 from attnbench.report.html import page
-from attnbench.report.page import Paper
 from attnbench.report.plots import write_plots
+from attnbench.report.terminal import Terminal
 from attnbench.store import runfile
 from attnbench.store.files import write_text
 from attnbench.store.history.opening import open_history
@@ -140,7 +140,7 @@ def test_no_password_is_repeated(text, plain, capsys):
     assert without_passwords(text) == plain
     Output().note(text)
     assert capsys.readouterr().err == f"{plain}\n"
-    Paper(Output().console()).line(text)
+    Terminal(Output().console()).line(text)
     assert capsys.readouterr().out == f"{plain}\n"
 
 

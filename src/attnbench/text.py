@@ -2,7 +2,7 @@
 
 A name or a message may come from a library, a user's file, another machine's run file or a damaged
 database.  `spelled` is applied where text enters the data of a run (`Spelled`); `for_terminal` where text
-leaves to a terminal (`cli.output`, `report.page`); what lies between need not think of it.
+leaves to a terminal (`cli.output`, `report.terminal`); what lies between need not think of it.
 """
 
 from __future__ import annotations

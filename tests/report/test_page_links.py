@@ -104,6 +104,7 @@ def test_a_table_says_that_it_has_more_columns(open_page, written):
                 break
             opened.page.wait_for_timeout(50)
         assert box.evaluate(words) == f'"{expected}"'
+    assert box.page.locator(".scroll").count() == box.page.locator(".box > .scroll:only-child").count() > 8
     wide = open_page(written("few", few), viewport={"width": 1920, "height": 800})
     table = wide.page.locator("#r0c0 .box").first
     assert table.evaluate(words) == "none"

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from attnbench.presentation.columns import View
 from attnbench.record import Environment, Settings, Status
-from attnbench.report.page import decimal_aligned
 from attnbench.report.table import render_run
+from attnbench.report.terminal import decimal_aligned
 from attnbench.store.derive import derive
 from made_up_run import TFLOPS, make_case, make_group, make_lost, make_record, make_run, make_time
 

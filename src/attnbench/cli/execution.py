@@ -250,7 +250,7 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
 
 
 def _show_plan(run: Run, time: Estimate, output: Output) -> None:
-    from attnbench.report.page import Paper
+    from attnbench.report.terminal import Terminal
 
     done = {(record.group, record.backend) for record in run.records}
     groups = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
@@ -259,16 +259,16 @@ def _show_plan(run: Run, time: Estimate, output: Output) -> None:
         output.line(f"{run.suite}: its plan of {size} is finished; nothing is left to measure")
         return
     rows = sum(len(group.backends) for group in groups)
-    paper = Paper(output.console())
-    paper.title(f"{run.suite} on {run.settings.device}", "")
+    terminal = Terminal(output.console())
+    terminal.title(f"{run.suite} on {run.settings.device}", "")
     shown: tuple[str, ...] = ()
     for group in groups:
         if group.backends != shown:  # a plan gives every case the same
             shown = group.backends
-            paper.line(", ".join(shown), "dim")
-        paper.line(f"  {group.group}")
-    paper.gap()
-    paper.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
+            terminal.line(", ".join(shown), "dim")
+        terminal.line(f"  {group.group}")
+    terminal.gap()
+    terminal.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
                f"baseline {run.settings.baseline}")
-    paper.item("time", str(time), "dim")
+    terminal.item("time", str(time), "dim")
     output.line(f"command: {run.command}")

@@ -10,7 +10,7 @@ from attnbench.presentation.blocks import by_case, complete_cases, lost_of
 from attnbench.presentation.matrix import summary
 from attnbench.record import Error, Record, Run, Status
 from attnbench.report.matrix import print_summary
-from attnbench.report.page import Paper, decimal_aligned
+from attnbench.report.terminal import Terminal, decimal_aligned
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ class Checks:
     """Prints a check while it grows, as `report.table.Tables` prints times."""
 
     def __init__(self, console: Console) -> None:
-        self.paper = Paper(console)
+        self.terminal = Terminal(console)
         self._groups: set[str] = set()
 
     def more(self, run: Run) -> None:
@@ -42,12 +42,12 @@ class Checks:
         """Print the cases that were not printed, complete or not; then what they come to."""
         self._print(list(by_case(run.records).values()))
         if len({record.case_id for record in run.records}) > 1:
-            self.paper.gap()
-            print_summary(summary(run), self.paper)
+            self.terminal.gap()
+            print_summary(summary(run), self.terminal)
         statuses = [record.status for record in run.records]
         counts = [f"{statuses.count(status)} {status.value}" for status in Status if status in statuses]
-        self.paper.gap()
-        self.paper.line(", ".join(counts) or "nothing was checked", "bold")
+        self.terminal.gap()
+        self.terminal.line(", ".join(counts) or "nothing was checked", "bold")
 
     def _print(self, cases: Iterable[Sequence[Record]]) -> None:
         for records in cases:
@@ -57,33 +57,33 @@ class Checks:
             for group, members in groups.items():
                 if group not in self._groups:
                     if self._groups:
-                        self.paper.gap()
+                        self.terminal.gap()
                     self._groups.add(group)
-                    _case(members, self.paper)
+                    _case(members, self.terminal)
 
 
-def _case(records: Sequence[Record], paper: Paper) -> None:
+def _case(records: Sequence[Record], terminal: Terminal) -> None:
     first = records[0]
-    paper.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
+    terminal.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
     rows = [row for record in records for row in error_rows(record)]
     if rows:
         texts = {name: decimal_aligned([row[name] for row in rows]) if name == "max abs" else
                  [row[name] for row in rows] for name in COLUMNS}  # fmt: skip
-        table = paper.table()
-        shown = [name for name in COLUMNS if paper.width >= ROOMY or name not in SPARE]
+        table = terminal.table()
+        shown = [name for name in COLUMNS if terminal.width >= ROOMY or name not in SPARE]
         for name in shown:
             table.add_column(name, justify="left" if name in ("backend", "output", "") else "right", no_wrap=True)
         for index, row in enumerate(rows):
             wrong = row[""] == "wrong"
-            table.add_row(*(paper.text(texts[name][index], "bold red" if wrong and name in ("", "max abs") else "")
+            table.add_row(*(terminal.text(texts[name][index], "bold red" if wrong and name in ("", "max abs") else "")
                             for name in shown))  # fmt: skip
-        paper.print(table)
+        terminal.print(table)
     lost = lost_of(records, say_where=False)
     if lost:
-        paper.losses((item.status.value, item.backend, item.reason) for item in lost)
+        terminal.losses((item.status.value, item.backend, item.reason) for item in lost)
     for record in records:
         for note in record.notes:
-            paper.item("note", f"{backend_name(record)}: {note}", "yellow")
+            terminal.item("note", f"{backend_name(record)}: {note}", "yellow")
 
 
 def error_rows(record: Record) -> list[dict[str, str]]:

@@ -12,8 +12,8 @@ from attnbench.formats.exports.md import plain, row
 from attnbench.presentation import figures
 from attnbench.presentation.block import Column, backend_name
 from attnbench.record import Record, Status
-from attnbench.report.page import Paper, decimal_aligned
 from attnbench.report.table import VERDICTS, fitting
+from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.verdict.change import Change, Diff, RowKey, Shift, Turned, key_of
 from attnbench.verdict.yardsticks import NAME as YARDSTICKS
 from attnbench.verdict.yardsticks import PREFIX
@@ -51,24 +51,24 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
         console: colours and width are its own.
         everything: rows that are the same too, however many.
     """
-    paper = Paper(console)
+    terminal = Terminal(console)
     if found.shift is not None:
-        paper.line(shift_line(found.shift), "bold red" if found.shift.change > 0.0 else "bold green")
-    paper.title(f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}", "")
+        terminal.line(shift_line(found.shift), "bold red" if found.shift.change > 0.0 else "bold green")
+    terminal.title(f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}", "")
     for machine in found.machines:
-        paper.line(machine, style="dim")
+        terminal.line(machine, style="dim")
     shown = list(found.changes)
     if len(shown) > MOST_ROWS and not everything:
         shown = [one for one in shown if one.verdict != "same"]
     if shown:
-        paper.gap()
-        paper.print(_table(shown, paper))
-        _seen_from(shown, paper)
-    _lists(found, paper)
+        terminal.gap()
+        terminal.print(_table(shown, terminal))
+        _seen_from(shown, terminal)
+    _lists(found, terminal)
     for note in remarks(shown, found):
-        paper.item("note", note, style="yellow")
-    paper.gap()
-    paper.line(summary(found) + ("" if len(shown) == len(found.changes) else "; --all lists the rest"), "bold")
+        terminal.item("note", note, style="yellow")
+    terminal.gap()
+    terminal.line(summary(found) + ("" if len(shown) == len(found.changes) else "; --all lists the rest"), "bold")
 
 
 def markdown(found: Diff) -> str:
@@ -140,35 +140,35 @@ def summary(found: Diff) -> str:
     return ", ".join(words)
 
 
-def _table(changes: Sequence[Change], paper: Paper) -> Table:
-    texts, kept = _fitting(changes, paper)
-    table = paper.table()
+def _table(changes: Sequence[Change], terminal: Terminal) -> Table:
+    texts, kept = _fitting(changes, terminal)
+    table = terminal.table()
     for column in kept:
-        table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
+        table.add_column(terminal.text(column.title), justify="right" if column.number else "left", overflow="fold")
     previous = None
     for index, one in enumerate(changes):
-        line = [paper.text(texts[column.key][index], _style(column, one)) for column in kept]
-        line[0] = paper.text("" if one.a.case_id == previous else one.a.case_id, "bold")
+        line = [terminal.text(texts[column.key][index], _style(column, one)) for column in kept]
+        line[0] = terminal.text("" if one.a.case_id == previous else one.a.case_id, "bold")
         previous = one.a.case_id
         table.add_row(*line)
     return table
 
 
-def _fitting(changes: Sequence[Change], paper: Paper) -> tuple[dict[str, list[str]], list[Column]]:
+def _fitting(changes: Sequence[Change], terminal: Terminal) -> tuple[dict[str, list[str]], list[Column]]:
     """All texts, and the columns that the page has room for."""
     columns, cells = table_of(changes)
-    texts = {column.key: [*map(paper.words, _aligned(column, cells))] for column in columns}
-    return texts, fitting(columns, texts, paper.width)
+    texts = {column.key: [*map(terminal.words, _aligned(column, cells))] for column in columns}
+    return texts, fitting(columns, texts, terminal.width)
 
 
-def _seen_from(changes: Sequence[Change], paper: Paper) -> None:
+def _seen_from(changes: Sequence[Change], terminal: Terminal) -> None:
     """What could have been seen, where the page is too narrow for its column."""
-    if any(column.key == "smallest" for column in _fitting(changes, paper)[1]):
+    if any(column.key == "smallest" for column in _fitting(changes, terminal)[1]):
         return
     known = sorted(one.smallest for one in changes if one.smallest is not None)
     if known:
         ends = dict.fromkeys(map(_breadth, (known[0], known[-1])))
-        paper.item("seen from", " to ".join(ends) + " % (a wider terminal, --md or --json: row by row)", "dim")
+        terminal.item("seen from", " to ".join(ends) + " % (a wider terminal, --md or --json: row by row)", "dim")
 
 
 def _markdown_table(changes: Sequence[Change]) -> Iterator[str]:
@@ -243,10 +243,10 @@ def _style(column: Column, one: Change) -> str:
     return "dim" if column.key in ("margin", "smallest", "processes", "references") else ""
 
 
-def _lists(found: Diff, paper: Paper) -> None:
+def _lists(found: Diff, terminal: Terminal) -> None:
     for label, items in listed(found):
         for text in items:
-            paper.item(label, text, style="red" if label == "lost" else "dim")
+            terminal.item(label, text, style="red" if label == "lost" else "dim")
 
 
 def listed(found: Diff) -> Iterator[tuple[str, list[str]]]:

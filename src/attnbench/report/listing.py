@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnbench.report.page import Paper
+from attnbench.report.terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,48 +27,48 @@ def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty
         console: where to.
         empty: said where there is no row.
     """
-    paper = Paper(console)
+    terminal = Terminal(console)
     if not rows:
-        paper.line(empty, "dim")
+        terminal.line(empty, "dim")
         return
     names = list(rows[0])
     texts = [[_text(row.get(name)) for name in names] for row in rows]
     widths = [max(len(line[place]) for line in [names, *texts]) for place in range(len(names))]
     others = sum(widths[:-1]) + GAP * (len(widths) - 1)
-    if others + GAP + min(widths[-1], NARROWEST_LAST) <= paper.width:
-        _side_by_side(names, texts, paper)
-    elif others <= paper.width:
-        _hanging(names, texts, widths, paper)
+    if others + GAP + min(widths[-1], NARROWEST_LAST) <= terminal.width:
+        _side_by_side(names, texts, terminal)
+    elif others <= terminal.width:
+        _hanging(names, texts, widths, terminal)
     else:
-        _stacked(names, texts, paper)
+        _stacked(names, texts, terminal)
 
 
-def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:
-    table = paper.table()
+def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], terminal: Terminal) -> None:
+    table = terminal.table()
     for place, name in enumerate(names):
         last = place == len(names) - 1
-        table.add_column(paper.text(name), no_wrap=not last, overflow="fold")
+        table.add_column(terminal.text(name), no_wrap=not last, overflow="fold")
     for line in texts:
-        table.add_row(*(paper.text(text, "bold" if place == 0 else "") for place, text in enumerate(line)))
-    paper.print(table)
+        table.add_row(*(terminal.text(text, "bold" if place == 0 else "") for place, text in enumerate(line)))
+    terminal.print(table)
 
 
-def _hanging(names: Sequence[str], texts: Sequence[Sequence[str]], widths: Sequence[int], paper: Paper) -> None:
+def _hanging(names: Sequence[str], texts: Sequence[Sequence[str]], widths: Sequence[int], terminal: Terminal) -> None:
     """The last field below its row, and never broken: it may be a command to copy."""
     for number, line in enumerate([names, *texts]):
         cells = [text.ljust(width) for text, width in zip(line, widths, strict=True)][:-1]
-        paper.line((" " * GAP).join(cells).rstrip(), "" if number else "dim")
+        terminal.line((" " * GAP).join(cells).rstrip(), "" if number else "dim")
         if number and line[-1]:
-            paper.unbroken(" " * GAP + line[-1])
+            terminal.unbroken(" " * GAP + line[-1])
 
 
-def _stacked(names: Sequence[str], texts: Sequence[Sequence[str]], paper: Paper) -> None:
+def _stacked(names: Sequence[str], texts: Sequence[Sequence[str]], terminal: Terminal) -> None:
     """For a narrow page: the first field as a title, the others below it."""
     for line in texts:
-        paper.line(line[0], "bold")
+        terminal.line(line[0], "bold")
         for name, text in zip(names[1:], line[1:], strict=True):
             if text:
-                paper.item(f"  {name}", text, "dim")
+                terminal.item(f"  {name}", text, "dim")
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.presentation.block import Lost
 from attnbench.presentation.matrix import BEST, SAME, Cell, Matrix, Summary
-from attnbench.report.page import Paper
+from attnbench.report.terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,44 +16,44 @@ STYLES = {BEST: "bold", SAME: "bold"}
 GAP = 2
 
 
-def print_summary(found: Summary, paper: Paper, *, notes: bool = False) -> None:
+def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) -> None:
     """Print matrices, reasons for gaps and the sentence.
 
     Args:
         found: of the run.
-        paper: where to.
+        terminal: where to.
         notes: say what is to be noted of all cases together, which stands nowhere else.
     """
     for index, matrix in enumerate(found.matrices):
         if index:
-            paper.gap()
-        print_matrix(matrix, paper)
-    print_lost(found.lost, paper)
+            terminal.gap()
+        print_matrix(matrix, terminal)
+    print_lost(found.lost, terminal)
     for note in found.notes if notes else ():
-        paper.item("note", note, style="yellow")
+        terminal.item("note", note, style="yellow")
     for sentence in found.reading if notes else ():
-        paper.item("reading", sentence, style="cyan")
+        terminal.item("reading", sentence, style="cyan")
     if found.sentence:
-        paper.item("result", found.sentence, style="bold")
+        terminal.item("result", found.sentence, style="bold")
 
 
-def print_matrix(matrix: Matrix, paper: Paper) -> None:
+def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
     """Print one matrix, in as many parts as its backends take."""
-    paper.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
-    texts = {name: [paper.words(_text(row.cells.get(name))) for row in matrix.rows] for name in matrix.backends}
-    first = max(map(len, ["case", *(paper.words(row.name) for row in matrix.rows)]))
-    for part in _parts(matrix.backends, texts, paper.width - first):
-        paper.print(_table(matrix, part, texts, paper))
+    terminal.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
+    texts = {name: [terminal.words(_text(row.cells.get(name))) for row in matrix.rows] for name in matrix.backends}
+    first = max(map(len, ["case", *(terminal.words(row.name) for row in matrix.rows)]))
+    for part in _parts(matrix.backends, texts, terminal.width - first):
+        terminal.print(_table(matrix, part, texts, terminal))
     if matrix.marks:
-        paper.line(", ".join(f"{mark} {words}" for mark, words in matrix.marks.items()), style="dim")
+        terminal.line(", ".join(f"{mark} {words}" for mark, words in matrix.marks.items()), style="dim")
 
 
-def print_lost(lost: Iterable[Lost], paper: Paper) -> None:
+def print_lost(lost: Iterable[Lost], terminal: Terminal) -> None:
     """Print who has no time, and why."""
     rows = [(item.status.value, item.backend, f"{item.reason} ({item.where})" if item.where else item.reason)
             for item in lost]  # fmt: skip
     if rows:
-        paper.losses(rows)
+        terminal.losses(rows)
 
 
 def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> Iterator[list[str]]:
@@ -71,14 +71,14 @@ def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> 
         yield part
 
 
-def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], paper: Paper) -> Table:
-    table = paper.table()
+def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], terminal: Terminal) -> Table:
+    table = terminal.table()
     table.add_column("case", overflow="fold")
     for name in part:
-        table.add_column(paper.text(name), justify="right", overflow="fold")
+        table.add_column(terminal.text(name), justify="right", overflow="fold")
     for index, row in enumerate(matrix.rows):
-        cells = [paper.text(texts[name][index], _style(row.cells.get(name))) for name in part]
-        table.add_row(paper.text(row.name), *cells)
+        cells = [terminal.text(texts[name][index], _style(row.cells.get(name))) for name in part]
+        table.add_row(terminal.text(row.name), *cells)
     return table
 
 

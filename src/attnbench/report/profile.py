@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnbench.report.page import Paper, decimal_aligned
+from attnbench.report.terminal import Terminal, decimal_aligned
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,29 +33,29 @@ def render_profile_table(
         ranks: of the columns; the highest is left out first, 0 never.
         notes: under it.
     """
-    paper = Paper(console)
-    paper.gap()
-    paper.title(title, "")
-    columns = [[paper.words(row[index]) for row in texts] for index in range(len(heads))]
+    terminal = Terminal(console)
+    terminal.gap()
+    terminal.title(title, "")
+    columns = [[terminal.words(row[index]) for row in texts] for index in range(len(heads))]
     columns = [decimal_aligned(cells) if number else cells for cells, number in zip(columns, numbers, strict=True)]
     widths = [max(map(len, [head, *cells])) for head, cells in zip(heads, columns, strict=True)]
     least = [width if number else min(width, USUAL) for width, number in zip(widths, numbers, strict=True)]
-    kept = _fitting(least, ranks or [0] * len(heads), heads, paper.width)
-    cuts = _cuts(widths, kept, numbers, heads, paper.width)
-    table = paper.table()
+    kept = _fitting(least, ranks or [0] * len(heads), heads, terminal.width)
+    cuts = _cuts(widths, kept, numbers, heads, terminal.width)
+    table = terminal.table()
     for index in kept:
         # Padded here: a column that is justified right loses the blanks that keep its decimal points in line.
         head = heads[index].rjust(widths[index]) if numbers[index] else heads[index]
-        table.add_column(paper.text(head), overflow="fold", no_wrap=heads[index] != LONG)
+        table.add_column(terminal.text(head), overflow="fold", no_wrap=heads[index] != LONG)
     for row in range(len(texts)):
         cells = (columns[index][row].rjust(widths[index] if numbers[index] else 0) for index in kept)
-        table.add_row(*(paper.text(_cut(cell, cuts.get(index))) for cell, index in zip(cells, kept, strict=True)))
-    paper.print(table)
+        table.add_row(*(terminal.text(_cut(cell, cuts.get(index))) for cell, index in zip(cells, kept, strict=True)))
+    terminal.print(table)
     left_out = [head for index, head in enumerate(heads) if index not in kept]
     if left_out:
-        paper.item("note", f"for want of room without {', '.join(left_out)}", style="yellow")
+        terminal.item("note", f"for want of room without {', '.join(left_out)}", style="yellow")
     for note in notes:
-        paper.item("note", note, style="yellow")
+        terminal.item("note", note, style="yellow")
 
 
 def _wide(widths: Sequence[int], kept: Sequence[int], heads: Sequence[str]) -> int:

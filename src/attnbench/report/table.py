@@ -12,7 +12,7 @@ from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import summary
 from attnbench.record import Environment, Record, Run
 from attnbench.report.matrix import print_lost, print_summary
-from attnbench.report.page import Paper, decimal_aligned
+from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.store.environments import machine_words
 from attnbench.store.replicates import case_of
 
@@ -42,7 +42,7 @@ class Tables:
     """
 
     def __init__(self, console: Console, view: View | None = None) -> None:
-        self.paper, self.view = Paper(console), view or View()
+        self.terminal, self.view = Terminal(console), view or View()
         self._cases: set[str] = set()
         self._machines: list[Environment] = []
         self._said: set[Reason] = set()
@@ -58,19 +58,19 @@ class Tables:
         self._print(run, list(by_case(run.records).values()))
         found = summary(run, self.view)
         if len(self._cases) > 1 or not run.settings.measure:
-            self.paper.gap()
-            print_summary(found, self.paper, notes=len(self._cases) > MOST_BLOCKS)
+            self.terminal.gap()
+            print_summary(found, self.terminal, notes=len(self._cases) > MOST_BLOCKS)
         elif found.sentence:
-            self.paper.item("result", found.sentence, style="bold")
+            self.terminal.item("result", found.sentence, style="bold")
         if self._dropped:
-            self.paper.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
+            self.terminal.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
                             "shows them", style="dim")  # fmt: skip
 
     def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
         for environment in run.environments:
             if environment not in self._machines:
                 self._machines.append(environment)
-                self.paper.line(" · ".join(machine_words(environment)), style="dim")
+                self.terminal.line(" · ".join(machine_words(environment)), style="dim")
         many = len({group.case_id for group in run.plan} or by_case(run.records)) > MOST_BLOCKS
         for records in cases:
             name = case_of(records[0])
@@ -80,43 +80,43 @@ class Tables:
             found = case_blocks(run, records, self._said, self.view)
             self._said |= {item.reason_of for block in found for item in block.lost}
             for block in found:
-                self.paper.gap()
+                self.terminal.gap()
                 # Of very many cases the notes are said once, below the matrix.
-                self._dropped |= _block(replace(block, notes=(), reading=()) if many else block, self.paper)
+                self._dropped |= _block(replace(block, notes=(), reading=()) if many else block, self.terminal)
 
 
-def _block(block: Block, paper: Paper) -> dict[str, None]:
+def _block(block: Block, terminal: Terminal) -> dict[str, None]:
     """Print a table with what belongs to it; the keys of the columns that it had no room for."""
     dropped: dict[str, None] = {}
     words = " · ".join(block.conditions.words()) if block.conditions else ""
-    paper.title(block.title, words)
+    terminal.title(block.title, words)
     if block.lines:
-        tables, dropped = _tables(block, paper)
+        tables, dropped = _tables(block, terminal)
         for table in tables:
-            paper.print(table)
+            terminal.print(table)
     if block.lost:
-        print_lost(block.lost, paper)
+        print_lost(block.lost, terminal)
     for note in block.notes:
-        paper.item("note", note, style="yellow")
+        terminal.item("note", note, style="yellow")
     for sentence in block.reading:
-        paper.item("reading", sentence, style="cyan")
+        terminal.item("reading", sentence, style="cyan")
     return dropped
 
 
-def _tables(block: Block, paper: Paper) -> tuple[list[Table], dict[str, None]]:
+def _tables(block: Block, terminal: Terminal) -> tuple[list[Table], dict[str, None]]:
     """The table in as many parts as it takes, and the keys of columns that had no room."""
-    texts = {column.key: [*map(paper.words, _texts(column, block.lines))] for column in block.columns}
+    texts = {column.key: [*map(terminal.words, _texts(column, block.lines))] for column in block.columns}
     if any(column.rank for column in block.columns):
-        parts = [fitting(block.columns, texts, paper.width)]
+        parts = [fitting(block.columns, texts, terminal.width)]
     else:  # all of them were asked for
-        parts = beside_each_other(block.columns, texts, paper.width)
+        parts = beside_each_other(block.columns, texts, terminal.width)
     tables = []
     for columns in parts:
-        table = paper.table()
+        table = terminal.table()
         for column in columns:
-            table.add_column(paper.text(column.title), justify="right" if column.number else "left", overflow="fold")
+            table.add_column(terminal.text(column.title), justify="right" if column.number else "left", overflow="fold")
         for index, line in enumerate(block.lines):
-            table.add_row(*(paper.text(texts[column.key][index], _style(column, line)) for column in columns))
+            table.add_row(*(terminal.text(texts[column.key][index], _style(column, line)) for column in columns))
         tables.append(table)
     shown = {column.key for columns in parts for column in columns}
     left_out = (column for column in block.columns if column.key not in shown and column.title not in ("", "95 %"))

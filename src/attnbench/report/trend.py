@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.presentation import figures
 from attnbench.report.listing import render_list
-from attnbench.report.page import Paper
+from attnbench.report.terminal import Terminal
 from attnbench.stats.change_points import FEWEST
 from attnbench.store.history.changes import HASH
 
@@ -52,17 +52,17 @@ def render_trend(trend: Trend, console: Console) -> None:
         trend: with at least one point.
         console: where to; one that cannot show the signs of a plot gets plain letters.
     """
-    paper = Paper(console)
-    signs = ASCII if paper.words("●") != "●" else Signs()
+    terminal = Terminal(console)
+    signs = ASCII if terminal.words("●") != "●" else Signs()
     unit = figures.unit_for(point.median_ms for point in trend.points)
-    paper.title(str(trend.row), ", ".join(conditions(trend)))
-    for line in plot(trend, min(paper.width, WIDEST), signs, unit):
-        paper.unbroken(line)
+    terminal.title(str(trend.row), ", ".join(conditions(trend)))
+    for line in plot(trend, min(terminal.width, WIDEST), signs, unit):
+        terminal.unbroken(line)
     for sentence in sentences(trend, signs, unit):
-        paper.line(sentence)
+        terminal.line(sentence)
     shown = trend.points[-NEWEST:]
     more = f" (the newest {len(shown)})" if len(shown) < len(trend.points) else ""
-    paper.line(f"{_count(len(trend.points), 'run')}{more}:", "dim")
+    terminal.line(f"{_count(len(trend.points), 'run')}{more}:", "dim")
     render_list([_cells(point, unit) for point in reversed(shown)], console)
 
 
@@ -71,7 +71,7 @@ def render_losses(losses: Sequence[Loss], console: Console) -> None:
     if losses:
         last = losses[-1]
         where = f"did not pass in {_count(len(losses), 'run')}; the latest: {last.run_id} of {_day(last.started)}, "
-        Paper(console).line(f"{where}{last.status}" + (f", {last.reason}" if last.reason else ""))
+        Terminal(console).line(f"{where}{last.status}" + (f", {last.reason}" if last.reason else ""))
 
 
 def conditions(trend: Trend) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.presentation.figures import half_interval, margin, measured, plain, unit_for
-from attnbench.report.page import Paper, decimal_aligned
+from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.stats.race_data import CLOSE, Outcome, Standing
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ def render_tuning(
         remarks: labelled lines below: where the time went, where the answer is kept.
         rerun: command that measures the pick beside the default.
     """
-    paper = Paper(console)
-    paper.title(title, conditions)
-    _standings(paper, outcome.standings, flops, short)
+    terminal = Terminal(console)
+    terminal.title(title, conditions)
+    _standings(terminal, outcome.standings, flops, short)
     if failures:
-        paper.losses(_together(failures))
-    paper.item("pick", f"{outcome.pick}{_over_default(outcome)}", "bold")
-    paper.item("loss", regret(outcome), "dim")
+        terminal.losses(_together(failures))
+    terminal.item("pick", f"{outcome.pick}{_over_default(outcome)}", "bold")
+    terminal.item("loss", regret(outcome), "dim")
     for label, text in remarks.items():
-        paper.item(label, text, "dim")
-    paper.line("rerun", "dim")
-    paper.unbroken(f"  {rerun}")
+        terminal.item(label, text, "dim")
+    terminal.line("rerun", "dim")
+    terminal.unbroken(f"  {rerun}")
 
 
 def regret(outcome: Outcome) -> str:
@@ -58,7 +58,7 @@ def regret(outcome: Outcome) -> str:
 
 
 def _standings(
-    paper: Paper, standings: Sequence[Standing], flops: int | None, short: Callable[[str], str]
+    terminal: Terminal, standings: Sequence[Standing], flops: int | None, short: Callable[[str], str]
 ) -> None:
     unit = unit_for(one.median_ms for one in standings)
     halves = [half_interval(one.ratio, one.ci_low, one.ci_high) for one in standings]
@@ -74,15 +74,15 @@ def _standings(
         "samples": [str(one.rounds) for one in standings],
         "": [MEANING.get(one.ended) or f"dropped in stage {one.stage}" for one in standings],
     }
-    shown = _fitting({name: texts for name, texts in columns.items() if texts}, paper.width)
-    table = paper.table()
+    shown = _fitting({name: texts for name, texts in columns.items() if texts}, terminal.width)
+    table = terminal.table()
     for name in shown:
         words = name in ("configuration", "")
         table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for index, one in enumerate(standings):
         style = "bold" if one.ended == "picked" else "" if one.ended == "final" else "dim"
-        table.add_row(*(paper.text(texts[index], style) for texts in shown.values()))
-    paper.print(table)
+        table.add_row(*(terminal.text(texts[index], style) for texts in shown.values()))
+    terminal.print(table)
 
 
 def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The winner per shape as a map: who is fastest, by how much, and where nobody can be said to be."""
+"""Map of winners: the fastest backend of each shape, its lead, and shapes without a clear winner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rows of all runs as one table, in texts and in one unit: what the script of the page sorts and filters."""
+"""The table of all rows of all runs, as JSON for the page's script, which sorts and filters it; one unit of time."""
 
 from __future__ import annotations
 

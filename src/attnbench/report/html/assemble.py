@@ -1,4 +1,4 @@
-"""The file put together: template, style, script, data, and the library that draws the charts."""
+"""Builds the HTML file from template, style sheet, script, data and the chart library."""
 
 from __future__ import annotations
 

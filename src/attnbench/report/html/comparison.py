@@ -1,4 +1,4 @@
-"""What the page says of two runs beside each other: a sentence, the rows that changed, and those that did not."""
+"""The comparison of two runs as the page shows it: summary, changed rows, unchanged rows, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on the page, before any mark-up: facts of each run, its cases, what was not measured."""
+"""The content of the page as data, without mark-up: each run, its cases, and what was not measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.presentation.matrix import Summary, summary
 from attnbench.record import Environment, Record, Run, Settings, Status
 from attnbench.report.checks import COLUMNS, error_rows
-from attnbench.report.page import decimal_aligned
+from attnbench.report.terminal import decimal_aligned
 from attnbench.store.environments import machine_words
 
 Fact = tuple[str, str]

@@ -1,4 +1,4 @@
-"""Charts made small enough to send by the hundred: what specs share is written once, tables without their keys."""
+"""Chart specs packed for the page: shared parts and tables are written once, tables as columns and rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all charts share: the seam, the styles, the data, and the rows of a case."""
+"""What all charts share: interface, data, styles, panels, label placement."""

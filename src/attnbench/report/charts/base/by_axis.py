@@ -1,4 +1,4 @@
-"""Any quantity over any axis of the cases, or over anything measured: what `--x` and `--metric` ask for."""
+"""Charts of any metric over any axis of the cases or any measured quantity (`--x`, `--metric`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What charts are drawn from: the timed records of a run by case, never two ways of measuring in one."""
+"""The data behind charts: the timed records of a run, grouped by case and by measuring conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_rep
 
 @dataclass(frozen=True)
 class Table:
-    """All timed records of one case under one set of conditions: a chart of a case shows one of these."""
+    """The timed records of one case under one set of measuring conditions: the data of one chart."""
 
     case_id: str
     case: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Table:
 
 
 class RunData:
-    """One run, arranged once for all of its charts."""
+    """One run, grouped once for all its charts."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

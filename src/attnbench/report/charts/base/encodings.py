@@ -1,4 +1,4 @@
-"""The form of a chart of one case: a row a backend in the order of the data, its figure at the right."""
+"""Axes, encodings and sizes that charts share; the layout of a chart with one row per backend."""
 
 from __future__ import annotations
 

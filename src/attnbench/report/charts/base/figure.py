@@ -1,4 +1,4 @@
-"""A chart before anybody draws it, and the seam of the files that make them."""
+"""A chart as data (`Figure`), and the interface of the files that make charts (`Chart`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names beside what they name, none over another: places in pixels, found before anything is drawn.
+"""Placement of labels without overlap, computed in pixels before a chart is drawn.
 
-The height of a plot is known, its width is not: places found for a narrow one hold in a wider one,
-where what stood apart stands further apart.
+The height of a plot is known, its width is not. Positions are found for a narrow plot; in a wider one
+labels are further apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One quantity over another, a line a backend, each named at its end."""
+"""Line charts: one quantity over another, one line per backend, labelled at its right end."""
 
 from __future__ import annotations
 

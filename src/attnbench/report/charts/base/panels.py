@@ -1,4 +1,4 @@
-"""Which cases make one line over an axis: those that differ in nothing else, or in what follows it.
+"""Groups cases into panels: the cases of one line differ in the axis, and in axes that change with it.
 
 A suite that keeps the number of tokens has another batch at each length: the batch then goes with
 the length, and the chart says so, instead of lines of one point each.

@@ -1,4 +1,4 @@
-"""Ratios around 1, a row a backend, with their intervals."""
+"""Chart of ratios around 1 with their intervals, one row per backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds a case: the ceilings measured beside it, and what the data sheet promises.
+"""Bounds of a roofline: the ceilings measured in the run, and the peaks of the data sheet.
 
 A record says its share of the data sheet's roof at its own intensity, so that roof is known there.
 Which part of it that is follows from what was measured: no copy is faster than the memory's peak and

@@ -1,4 +1,4 @@
-"""Colours and letters of all charts: the same backend has the same colour and sign everywhere on a page."""
+"""Colours, marker shapes, dashes and fonts of all charts; a backend has one style everywhere on a page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from attnbench.record import Run
 
 COLOURS = ("#1395ec", "#a0920d", "#8e4cf0", "#c46d64", "#307e7e", "#ef3994", "#616f2a", "#be55b4")
 """Each at least 3:1 against a white and a dark page, and told apart by eyes that lack one kind of
-cone; found by search, held by a test."""
+cone (colour blindness); found by search, checked by a test."""
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
 "As many as have no factor in common with the colours: 56 backends before a pair comes back."
 DASHES = ((1, 0), (6, 2), (2, 2))
 "By turns of the colours: the first eight backends have plain lines."
 
 PLAIN = "#8c959f"
-"For what is no backend's, on light and dark alike."
+"For rules and roofs, which belong to no backend; readable on light and dark pages."
 
 THEMES = {
     "page": {"text": "currentColor", "quiet": "currentColor", "grid": "currentColor"},
@@ -30,7 +30,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-ser
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one backend is drawn."""
+    """Colour, marker shape and dash of one backend."""
 
     colour: str
     shape: str
@@ -66,8 +66,8 @@ def config(mode: str, font: str = FONT) -> dict[str, Any]:
         mode: ``light`` or ``dark``; or ``page``, whose SVG takes the colour of the text around it.
         font: CSS families.
     """
-    paper = THEMES[mode]
-    text, quiet, grid = paper["text"], paper["quiet"], paper["grid"]
+    theme = THEMES[mode]
+    text, quiet, grid = theme["text"], theme["quiet"], theme["grid"]
     soft, faint = (0.7, 0.15) if mode == "page" else (1.0, 1.0)
     return {
         "background": "transparent",

@@ -1,4 +1,4 @@
-"""Ink on a terminal: text that any encoding can carry, columns on their decimal points."""
+"""Text on a terminal: characters that its encoding can show, numbers aligned on their decimal points."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STATUSES = {"skipped": "dim", "incorrect": "bold red"}
 LOST_STYLE = "red"
 
 
-class Paper:
-    """A console that prints texts as they are: no markup, no highlighting, no letters it cannot show."""
+class Terminal:
+    """A console that prints texts as they are: no markup, no highlighting, no characters it cannot show."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -27,7 +27,7 @@ class Paper:
 
     @property
     def width(self) -> int:
-        """Characters of a line."""
+        """Characters in a line."""
         return self.console.width
 
     def words(self, text: str) -> str:
@@ -52,7 +52,7 @@ class Paper:
         self.console.print(item)
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, wrapped where the page ends."""
+        """One line, wrapped at the width of the terminal."""
         self.console.print(self.text(text, style))
 
     def unbroken(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Paper:
         self.console.print()
 
     def title(self, words: str, conditions: str) -> None:
-        """A title with its conditions beside it, or below where the page is narrow."""
+        """A title with its conditions beside it, or below it on a narrow terminal."""
         title = self.text(words, "bold")
         fits = len(words) + len(BETWEEN) + len(conditions) <= self.width
         if conditions:
