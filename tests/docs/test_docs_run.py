@@ -1,0 +1,108 @@
+"""Commands of the docs are carried out, all but the measuring: they end well, and what they are to write is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from documents import GUIDES, ROOT, commands
+
+from attnbench.cli import main
+from attnbench.record import Memory
+from attnbench.store.runfile import read, write
+
+WRITING = ("--csv", "--xlsx", "--html", "--json", "--md", "--plots", "--to")
+MEASURING, READING = ("run", "compare", "check"), ("report", "export", "diff", "import")
+PLACEHOLDERS = {"A", "B", "RUN", "RUN...", "DIR", "PATH", "SUITE", "BACKEND", "…"}
+LEFT_OUT = {"actual_sparsity": "an axis of runs with kernels that this package does not bring",
+            "--resume": "tests/cli resumes runs"}
+"""What no run made here can have, and why."""
+
+
+def _shown(verbs):
+    found = {}
+    for path in GUIDES:
+        for command in commands(path):
+            rest = command.words[2:]
+            if command.words[1] in verbs and not PLACEHOLDERS & set(rest) and not LEFT_OUT.keys() & set(rest) and (
+                    rest or command.words[1] in MEASURING) and "--help" not in rest:
+                found.setdefault((command.words[1:], command.environment), command.where)
+    return [pytest.param(words, environment, id=f"{where}: {' '.join(words)}")
+            for (words, environment), where in found.items()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with the files that the docs speak of."""
+    folder = tmp_path_factory.mktemp("docs")
+    spec = importlib.util.spec_from_file_location("cli_conftest", ROOT / "tests/cli/conftest.py")
+    fakes = importlib.util.module_from_spec(spec)
+    sys.modules["cli_conftest"] = fakes
+    spec.loader.exec_module(fakes)
+    patch = pytest.MonkeyPatch()
+    patch.chdir(folder)
+    patch.setattr("attnbench.sweep.run.execute", fakes.FakeSweep().execute)
+    patch.setattr("attnbench.machine.devices.resolve", lambda device: "cpu" if device in ("auto", "cpu") else "cuda:0")
+    for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "ATTNBENCH_HISTORY"):
+        patch.delenv(variable, raising=False)
+    shutil.copytree(ROOT / "examples", "examples")
+    function = "def attention(q, k, v, causal, scale):\n    return v\n"
+    for file in ("mine.py", "old.py", "new.py"):
+        Path(file).write_text(function)
+    Path("mine.toml").write_text((ROOT / "src/attnbench/suites/compare.toml").read_text("utf-8"))
+    few = ["--backends", "eager,sdpa-flash,flash-triton", "--device", "cpu", "--quiet"]
+    shapes = ["--headdim", "64,128", "--seqlen", "512,1024", "--dtype", "bf16"]
+    for name, words in {"sweep": ["flash-sweep", *shapes, *few], "hstu": ["hstu-bsa", "--device", "cpu", "--quiet"],
+                        "minimal": ["minimal", "--device", "cpu", "--quiet"]}.items():
+        assert main(["run", *words, "--out", name]) == 0
+        [made] = Path(name).glob("*.json")
+        Path("results").mkdir(exist_ok=True)
+        shutil.copy(made, f"results/{name}.json")
+    sweep = read(Path("results/sweep.json"))
+    write(dataclasses.replace(sweep, records=tuple(dataclasses.replace(
+        record, memory=Memory(peak_allocated_mb=64.0, peak_reserved_mb=80.0) if record.time else None)
+        for record in sweep.records)), Path("results/sweep.json"))
+    for name in ("before.json", "after.json"):
+        shutil.copy("results/sweep.json", name)
+    assert main(["export", "results/hstu.json", "--layout", "seed-000", "--to", "benchmark_results.json"]) == 0
+    assert main(["export", "results/sweep.json", "--layout", "seed-001", "--to", "old-sweep.csv"]) == 0
+    assert main(["export", "results/minimal.json", "--layout", "seed-004", "--to", "seed-004"]) == 0
+    for name in ("baseline.txt", "current.txt"):
+        shutil.copy("seed-004/baseline_benchmark.txt", name)
+    yield folder
+    patch.undo()
+
+
+@pytest.mark.parametrize(("words", "environment"), _shown(MEASURING))
+def test_a_command_that_measures_plans_shows_and_writes(runs, monkeypatch, capsys, words, environment):
+    for key, value in environment:
+        monkeypatch.setenv(key, value)
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    if code == 3:  # cold caches and locked clocks
+        assert "for GPUs" in err
+        return
+    assert code == 0, err
+    assert out
+    _written(words)
+
+
+@pytest.mark.parametrize(("words", "environment"), _shown(READING))
+def test_a_command_that_reads_runs_answers_and_writes(runs, capsys, words, environment):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    assert code == (3 if words[0] == "diff" and words[1].endswith(".txt") else 0), err
+    assert out
+    _written(words)
+
+
+def _written(words):
+    for flag, value in itertools.pairwise(words):
+        if flag in WRITING and value != "-":
+            path = Path(value)
+            assert path.exists() or list(path.parent.glob(f"{path.stem}.*")), value
