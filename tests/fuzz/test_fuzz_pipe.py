@@ -10,9 +10,9 @@ import random
 from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
 
 from attnbench.errors import NothingToRun, WorkerError
-from attnbench.record import Settings, Status
+from attnbench.record import Status
 from attnbench.store.runfile import dumps, loads
-from attnbench.sweep import run as sweep
+from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from attnbench.worker import process, protocol
 from attnbench.worker.process import Worker
@@ -107,9 +107,10 @@ def test_pipe(attack, monkeypatch):
                 lines += [json.dumps(message).encode() + b"\n" for message in (*MESSAGES[:3], DONE)]
             return worker_that_said(ready, b"".join(lines), draw)
 
-        monkeypatch.setattr(sweep, "Worker", start)
+        monkeypatch.setattr(device_worker, "Worker", start)
         try:
-            run = execute(dataclasses.replace(RUN, settings=Settings(timeout=600.0, baseline=draw.choice(NAMES))))
+            settings = dataclasses.replace(RUN.settings, timeout=600.0, baseline=draw.choice(NAMES))
+            run = execute(dataclasses.replace(RUN, settings=settings))
         except NothingToRun:
             continue
         assert [one.backend for one in run.records] == list(NAMES)

@@ -11,7 +11,7 @@ from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
 from attnbench.errors import NothingToRun
 from attnbench.record import Status
 from attnbench.store.runfile import dumps, loads
-from attnbench.sweep import run as sweep
+from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from attnbench.worker import process
 from attnbench.worker.blame import HARNESS
@@ -30,7 +30,7 @@ def test_a_record_that_is_not_of_this_group_or_of_no_use_ends_the_worker(monkeyp
     workers = [worker_that_said(ready, data.encode() + b"\n", draw)]
     workers[0].page.say(HARNESS, "idle")
     good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
-    monkeypatch.setattr(sweep, "Worker", lambda device: workers.pop() if workers else worker_that_said(
+    monkeypatch.setattr(device_worker, "Worker", lambda device: workers.pop() if workers else worker_that_said(
         ready, good, draw))
     run = execute(RUN)
     assert {one.status for one in run.records} == {Status.PASSED}
@@ -54,7 +54,7 @@ def test_an_environment_that_no_file_holds_is_none(monkeypatch):
         started.append(strange if len(started) != 1 else ready)
         return worker_that_said(started[-1], good if len(started) != 2 else b"x\n", draw)
 
-    monkeypatch.setattr(sweep, "Worker", start)
+    monkeypatch.setattr(device_worker, "Worker", start)
     with pytest.raises(NothingToRun, match=r"its environment cannot be kept .*1e\+308 is larger than any quantity"):
         execute(RUN)
     run = execute(RUN)
