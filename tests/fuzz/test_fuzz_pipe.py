@@ -10,7 +10,7 @@ import random
 from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
 
 from attnbench.errors import NothingToRun, WorkerError
-from attnbench.record import Settings, Status
+from attnbench.record import Status
 from attnbench.store.runfile import dumps, loads
 from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
@@ -109,7 +109,8 @@ def test_pipe(attack, monkeypatch):
 
         monkeypatch.setattr(device_worker, "Worker", start)
         try:
-            run = execute(dataclasses.replace(RUN, settings=Settings(timeout=600.0, baseline=draw.choice(NAMES))))
+            settings = dataclasses.replace(RUN.settings, timeout=600.0, baseline=draw.choice(NAMES))
+            run = execute(dataclasses.replace(RUN, settings=settings))
         except NothingToRun:
             continue
         assert [one.backend for one in run.records] == list(NAMES)

@@ -8,7 +8,9 @@ import random
 import pytest
 from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
 
+from attnbench.errors import NothingToRun
 from attnbench.record import Status
+from attnbench.store.runfile import dumps, loads
 from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from attnbench.worker import process
@@ -40,3 +42,22 @@ def test_a_line_without_an_end_is_bounded(monkeypatch):
     assert worker.start() is None
     loss = worker.measure(GROUP, RUN.settings, [], on_record=lambda record: None)
     assert loss.reason.endswith("worker: a line of its protocol is longer than 10000 bytes")
+
+
+def test_an_environment_that_no_file_holds_is_none(monkeypatch):
+    draw, ready = random.Random(0), json.dumps(READY).encode() + b"\n"
+    strange = ready.replace(b'"ram_gb": null', b'"ram_gb": 1e+308')
+    good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
+    started = []
+
+    def start(device):
+        started.append(strange if len(started) != 1 else ready)
+        return worker_that_said(started[-1], good if len(started) != 2 else b"x\n", draw)
+
+    monkeypatch.setattr(device_worker, "Worker", start)
+    with pytest.raises(NothingToRun, match=r"its environment cannot be kept .*1e\+308 is larger than any quantity"):
+        execute(RUN)
+    run = execute(RUN)
+    assert len(run.environments) == 1
+    assert loads(dumps(run)).environments == run.environments
+    assert any("its environment cannot be kept" in (one.reason or "") for one in run.records)

@@ -142,7 +142,7 @@ class DeviceWorker:
         if self._process is None:
             self._process = Worker(self.device)
             self.listener.on_activity("starting a worker")
-            if loss := self._process.start():
+            if loss := self._process.start() or _misfit(self._process):
                 self.close()
                 if self.listener.environment_index(None) is None:
                     raise self._not_started(loss)
@@ -165,8 +165,26 @@ def accepted(record: Record, group: PlannedGroup) -> Record:
     if of(record) != of(group) or record.backend not in group.backends:
         raise WorkerError(f"worker: it gave a record of {record.group} {record.backend}, which it was not asked for")
     plain = dataclasses.replace(record, environment=None, speedup=None)
-    try:
-        loads(dumps(Run(id="0000", suite="", command="", started="", records=(plain,))))
-    except Exception as error:  # whatever is in the record, the run goes on
-        raise WorkerError(f"worker: its record of {record.backend} cannot be kept ({error})") from None
+    check_kept(f"record of {record.backend}", records=(plain,))
     return plain
+
+
+def check_kept(what: str, **parts: Any) -> None:
+    """Find out that `parts` of a run, which came from a worker, cannot be read back from a run file.
+
+    Raises:
+        WorkerError: they cannot; `what` is named.
+    """
+    try:
+        loads(dumps(Run(id="0000", suite="", command="", started="", **parts)))
+    except Exception as error:  # whatever is in them, the run goes on
+        raise WorkerError(f"worker: its {what} cannot be kept ({error})") from None
+
+
+def _misfit(process: Worker) -> Loss | None:
+    """The loss of a worker whose environment no run file can hold; None where it fits."""
+    try:
+        check_kept("environment", environments=(process.environment,))
+    except WorkerError as error:
+        return Loss(Status.CRASHED, Word(0, HARNESS, "start"), str(error))
+    return None
