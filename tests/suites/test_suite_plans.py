@@ -206,7 +206,7 @@ def test_a_busy_cpu_takes_the_whole_limit_and_longer_for_the_rest(backends, quie
     monkeypatch.setattr("attnbench.suites.estimate.os.getloadavg", lambda: (1e3, 0.0, 0.0))
     busy = estimate(run)
     assert min(busy.groups.values()) > 40.0
-    assert busy.start_s > 10 * quiet.start_s
+    assert busy.start_s == 8 * quiet.start_s  # however busy
 
 
 def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):
