@@ -1,7 +1,7 @@
-"""The data of a run, frozen: what is stored, sent by the worker, and read by every report.
+"""The data of a run, frozen: what is stored, sent by the worker, and read by every report.  Imports no torch.
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
-A value that is not known is `None`, never 0: the reason stands in `Record.reason` or `Record.notes`.  Imports no torch.
+A value that is not known is `None`, never 0: `Record.reason` or `Record.notes` says why.
 """
 
 from __future__ import annotations
@@ -368,9 +368,7 @@ def _plain(hint: Any) -> frozenset[type]:
     return frozenset(alternatives) if set(alternatives) <= {float, int, str, bool, type(None)} else frozenset()
 
 
-@cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(hint), typing.get_args(hint)
+_parts: Any = cache(lambda hint: (typing.get_origin(hint), typing.get_args(hint)))
 
 
 def _decode(hint: Any, data: Any, where: str) -> Any:

@@ -76,7 +76,7 @@ def aggregate(cls: type) -> Any:
         for name, value in (dict(zip(fields, values, strict=False)) | named).items():
             setattr(self, name, value)
 
-    init.__triton_builtin__ = True  # type: ignore[attr-defined]  (so that a kernel's hash passes over it)
+    init.__triton_builtin__ = True  # type: ignore[attr-defined] # so that a kernel's hash passes over it
     cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]
     made = _aggregate(cls)
     made.__annotations__ = fields
