@@ -21,7 +21,7 @@ A kernel's mistake is an error of `mistakes`:
 
 Shared memory that nobody wrote is NaN.  Barriers count as on the card: `wait(parity)` passes when the phase of that
 parity has ended (a fresh barrier passes parity 1), `expect` is an arrival too.  Products multiply with fp32 sums; fp32
-operands lose 13 bits as in tf32.
+operands lose 13 bits as in tf32.  Aggregates have their fields and methods; what Triton refuses of one is a Mistake.
 
 Programs run one after the other, or with `at_once` some at a time, each started when there is room.  Then a Race is
 also two accesses by pointers to global memory, one a write, that nothing orders: between programs that is an atomic

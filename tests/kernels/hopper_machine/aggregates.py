@@ -57,10 +57,10 @@ def aggregate_of(theirs: Any, names: Names) -> type:
     fill = _filled(theirs) if init.__qualname__.startswith("_aggregate.") else getattr(init, "fn", init)
 
     def make(self: Aggregate, *values: Any, **named: Any) -> None:
-        fill(self, *values, **named)
-        missing = [name for name in fields if name not in vars(self)]
-        if missing:
-            raise Mistake(f"{theirs.__name__}: {', '.join(missing)} not given")
+        try:
+            fill(self, *values, **named)
+        except TypeError as wrong:
+            raise Mistake(f"{theirs.__name__}: {wrong}") from None
         vars(self)["_made"] = True
 
     methods = {name: _method(names.of(member)) for name, member in vars(theirs).items()
@@ -74,9 +74,18 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(theirs: Any) -> Callable[..., None]:
+    """What Triton's own constructor does, but for the wrapping."""
+    defaults = {name: value.value if isinstance(value, tl.constexpr) else value
+                for name, value in theirs.__aggregate_defaults__.items()}
+    signature = inspect.Signature([
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                          default=defaults.get(name, inspect.Parameter.empty))
+        for name in theirs.__aggregate_fields__])
+
     def fill(self: Aggregate, *values: Any, **named: Any) -> None:
-        given = theirs.__aggregate_defaults__ | dict(zip(theirs.__aggregate_fields__, values, strict=False)) | named
-        for name, value in given.items():
+        given = signature.bind(*values, **named)
+        given.apply_defaults()
+        for name, value in given.arguments.items():
             setattr(self, name, value)
 
     return fill

@@ -20,6 +20,7 @@ and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/ho
 from __future__ import annotations
 
 from functools import cache
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, get_type_hints, no_type_check
 
 import torch
@@ -66,17 +67,17 @@ else:
 def aggregate(cls: type) -> Any:
     """Make a class with annotated fields a Triton aggregate: values that a kernel passes as one, by name.
 
-    A field annotated `gl.constexpr` stays a constant wherever the aggregate goes, where one in a tuple becomes a value
-    of the run.  Methods are `gluon.jit` functions.  The constructor takes the fields in order or by name; Triton 3.6
-    has none of its own, and does not read annotations that are strings.
+    A field annotated `gl.constexpr` stays a constant wherever the aggregate goes; inside a tuple it would become a
+    runtime value.  Methods are `gluon.jit` functions.  The constructor takes the fields in order or by name.
     """
-    fields = get_type_hints(cls)
+    fields = get_type_hints(cls)  # Triton 3.6 reads no strings, and makes no constructor
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in fields])
 
     def init(self: Any, *values: Any, **named: Any) -> None:
-        for name, value in (dict(zip(fields, values, strict=False)) | named).items():
+        for name, value in signature.bind(*values, **named).arguments.items():
             setattr(self, name, value)
 
-    init.__triton_builtin__ = True  # type: ignore[attr-defined] # so that a kernel's hash passes over it
+    init.__triton_builtin__ = True  # type: ignore[attr-defined]  # a kernel's hash passes over it
     cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]
     made = _aggregate(cls)
     made.__annotations__ = fields
@@ -152,7 +153,7 @@ class Ring:
 @gluon.jit
 @no_type_check
 def allocate_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """A ring of `desc`'s tiles that so many warpgroups read; before the warps part."""
+    """A ring of `desc`'s tiles that so many warpgroups read; before the warps are specialized."""
     tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_shape, desc.layout)
     COLUMNS: gl.constexpr = desc.block_shape[4]
     return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, COLUMNS)
@@ -161,7 +162,7 @@ def allocate_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Mbarriers that so many arrivals complete; before the warps part."""
+    """Mbarriers that so many arrivals complete; before the warps are specialized."""
     many = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
         mbarrier.init(many.index(index), ARRIVALS)
@@ -316,7 +317,7 @@ class WorkQueue:
 @gluon.jit
 @no_type_check
 def allocate_work_queue(CONSUMERS: gl.constexpr, COUNT: gl.constexpr):
-    """A queue of items of COUNT numbers that so many warpgroups read; before the warps part."""
+    """A queue of items of COUNT numbers that so many warpgroups read; before the warps are specialized."""
     numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return WorkQueue(numbers, allocate_barriers(2, 1), allocate_barriers(2, CONSUMERS), COUNT)
 
