@@ -110,8 +110,20 @@ def test_the_backend_of_contributing_is_right(tmp_path):
         assert (outcome.ok, outcome.reason) == (True, None)
 
 
+def test_the_table_of_configurations_of_contributing_is_read(tmp_path):
+    block = next(block for block in blocks(CONTRIBUTING, "python") if "LaunchConfig" in block)
+    (tmp_path / "mine.py").write_text(block + """
+try:
+    MyConfig.parse("m128n64w8-tmaa")
+except ValueError as why:
+    print(why)
+""")
+    assert python("mine.py", cwd=tmp_path) == "has the word tmaa; one of tma, rN\n"
+
+
 def test_the_timer_of_contributing_is_listed_and_times(tmp_path):
-    (tmp_path / "cpu_time.py").write_text(blocks(CONTRIBUTING, "python")[1])
+    (tmp_path / "cpu_time.py").write_text(next(
+        block for block in blocks(CONTRIBUTING, "python") if "class CpuTime(Timer)" in block))
     code = f"""
 import os
 os.environ["ATTNBENCH_TIMERS"] = {str(tmp_path / "cpu_time.py")!r}

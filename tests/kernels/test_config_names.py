@@ -112,6 +112,27 @@ def test_every_row_of_a_table_of_defaults_has_the_fields_it_had(name):
         assert {field: value for field, value in asdict(config).items() if field != "atomic"} == fields
 
 
+@pytest.mark.parametrize(("name", "dim", "mode"), [
+    (name, dim, mode) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton") for dim in (1, 33, 60, 256)
+    for mode in ("fwd", "bwd")])
+def test_the_default_can_be_named_whatever_the_shape(name, dim, mode):
+    backend = all_backends()[name]
+    workload = load_workload(backend.workload)
+    axes = ("headdim",) if workload.name == "attention" else ("attn_dim", "linear_dim")
+    for seqlen, dtype in product((16, 100, 4096), ("bf16", "fp32")):
+        case = workload.case({**dict.fromkeys(axes, dim), "mode": mode, "dtype": dtype, "seqlen": seqlen})
+        default = backend.default_of(case)
+        assert backend.config_of(default.short, case) == default
+
+
+def test_a_shape_that_no_kernel_takes_has_no_configurations_and_no_default():
+    for name, axes in (("flash-triton", {"headdim": 300}), ("hstu-triton", {"attn_dim": 300})):
+        backend = all_backends()[name]
+        for mode in ("fwd", "bwd"):
+            case = load_workload(backend.workload).case({**axes, "mode": mode})
+            assert (list(backend.configs(case)), backend.default_of(case)) == ([], None)
+
+
 @pytest.mark.parametrize(("name", "mode"), [
     (name, mode) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton") for mode in ("fwd", "bwd")])
 def test_every_listed_name_is_read_back_and_the_default_is_one(name, mode):

@@ -166,7 +166,7 @@ class ToyPart(Part[int]):
     def read(self, text, shape):
         return Toy.parse(text).values
 
-    def default(self, shape):
+    def tuned(self, shape):
         return f"t{shape}w8-none"
 
 

@@ -62,8 +62,9 @@ class OurTriton(Backend[CaseT, InputsT]):
         return [Config(short, values) for short, values in there.items()]
 
     def default_of(self, case: CaseT) -> Config | None:
-        """The tuned default, for an H100 or H200."""
-        return self.config_of(self.family().default(self.shape(case, HOPPER), case.mode), case)
+        """The tuned default, for an H100 or H200; None of a case that the kernels do not take."""
+        short = self.family().default(self.shape(case, HOPPER), case.mode)
+        return self.config_of(short, case) if short else None
 
     def config_of(self, short: str, case: CaseT) -> Config:
         """Any valid configuration, in `configs` or not.

@@ -32,7 +32,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["Defaults", "LaunchConfig", "Spelled", "nearest"]
+__all__ = ["Defaults", "LaunchConfig", "NoDefaultError", "Spelled", "nearest"]
 
 _NUMBER = {int: r"\d{1,9}", float: r"\d{1,9}(?:\.\d{1,9})?"}
 _AUTO = "auto"
@@ -260,6 +260,10 @@ class LaunchConfig:
 _Config = TypeVar("_Config", bound=LaunchConfig)
 
 
+class NoDefaultError(LookupError):
+    """A table of defaults has no row for what was asked."""
+
+
 class Defaults:
     """Tuned defaults of a kernel family: a TOML table whose first row that fits is taken.
 
@@ -295,13 +299,16 @@ class Defaults:
             kind: of the configuration.
             also: what else a configuration must be.
             asked: values by the keys of `RULES`; cards is one major compute capability.
+
+        Raises:
+            NoDefaultError: no row fits: the kernels do not take this.
         """
         for row in self.rows(table):
             if all(self.RULES[name](row[name], value) for name, value in asked.items() if name in row):
                 config = kind.parse(row["config"])
                 if also(config):
                     return config
-        raise AssertionError(f"{self.path.name} has no row of {table} for {asked}")
+        raise NoDefaultError(f"{self.path.name} has no row of {table} for {asked}")
 
 
 def nearest(text: str, there: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from attnbench.kernels.shared.configs import nearest
+from attnbench.kernels.shared.configs import NoDefaultError, nearest
 
 Values = Mapping[str, Any]
 """What a launch is told: fields by name, or by kernel and name."""
@@ -55,8 +55,19 @@ class Part(ABC, Generic[_Shape]):
         """
 
     @abstractmethod
+    def tuned(self, shape: _Shape) -> str:
+        """Short form of the tuned default.
+
+        Raises:
+            NoDefaultError: the kernels do not take such a shape.
+        """
+
     def default(self, shape: _Shape) -> str:
-        """Short form of the tuned default."""
+        """Short form of the tuned default; empty of a shape that the kernels do not take."""
+        try:
+            return self.tuned(shape)
+        except NoDefaultError:
+            return ""
 
     def check(self, text: str, shape: _Shape) -> None:
         """Refuse a name that was read, on a card that it is not for.
@@ -78,10 +89,12 @@ class Family(Generic[_Shape]):
 
     def space(self, shape: _Shape, mode: str) -> dict[str, Values]:
         """Configurations that are listed and tuned in a mode: fwd, bwd or fwd-bwd."""
+        if not self.default(shape, mode):
+            return {}
         return {short: values for part in self._listed(mode) for short, values in part.space(shape).items()}
 
     def default(self, shape: _Shape, mode: str) -> str:
-        """Short form of the default among those of `space`."""
+        """Short form of the default; empty of a shape that the kernels do not take."""
         return self._listed(mode)[0].default(shape)
 
     def split(self, text: str, mode: str = "fwd-bwd") -> dict[str, str]:
@@ -141,4 +154,5 @@ def _refused(text: str, part: Part[_Shape], shape: _Shape) -> Iterator[None]:
         yield
     except ValueError as why:
         wrong, _, accepted = str(why).partition("; ")
-        raise Misnamed(text, wrong, accepted or "less of it", part.nearest(text, shape)) from None
+        near = part.nearest(text, shape) if part.default(shape) else ""
+        raise Misnamed(text, wrong, accepted or "less of it", near) from None

@@ -6,6 +6,7 @@ Imports neither torch nor Triton.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnbench.kernels.flash.config.backward import (
     BackwardConfig,
@@ -33,18 +34,21 @@ class _Forward(Part[Shape]):
 
     def read(self, text: str, shape: Shape) -> Values:
         config = ForwardConfig.parse(text)
-        # Of a precision that is refused anyway there is no more to say.
-        if shape.item_bytes == 2 and (found := fault(config, shape)):
+        # Of a precision that is refused anyway there is no more to say, and the default runs whatever a rule says.
+        if shape.item_bytes == 2 and (found := fault(config, shape)) and text != self.default(shape):
             raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
         return config.values
 
     def check(self, text: str, shape: Shape) -> None:
         self.read(text, shape)
 
-    def default(self, shape: Shape) -> str:
-        return forward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), shape.seqlen_k,
-                              right=shape.right, hopper=shape.described and shape.block(shape.dim) == shape.block(
-                                  shape.dim_v) >= 32).short
+    def tuned(self, shape: Shape) -> str:
+        hopper = shape.described and shape.block(shape.dim) == shape.block(shape.dim_v) >= 32
+        config = forward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), shape.seqlen_k,
+                                right=shape.right, hopper=hopper)
+        # Rows that are no multiple of 16 bytes are loaded by pointers.
+        odd = any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
+        return replace(config, loads="pointer").short if odd else config.short
 
     def nearest(self, text: str, shape: Shape) -> str:
         return nearest(text, shape)
@@ -63,14 +67,14 @@ class _Backward(Part[Shape]):
 
     def read(self, text: str, shape: Shape) -> Values:
         config = BackwardConfig.parse(text)
-        if wrong := why_not(config, *_facts(shape)):
+        if (wrong := why_not(config, *_facts(shape))) and text != self.default(shape):
             raise ValueError(f"is not valid, {wrong}")
         return _values(config)
 
     def check(self, text: str, shape: Shape) -> None:
         self.read(text, shape)
 
-    def default(self, shape: Shape) -> str:
+    def tuned(self, shape: Shape) -> str:
         return backward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), packed=shape.packed,
                                hopper=shape.described).short
 

@@ -184,7 +184,7 @@ class _Kernels(Part[Shape]):
             raise ValueError(f"is not known; one of the {len(there)} listed for this shape")
         return there[text] if text in there else _MIXES[text]
 
-    def default(self, shape: Shape) -> str:
+    def tuned(self, shape: Shape) -> str:
         p, card = shape.problem, shape.capability
         return _MIXED[select_fault(p, select_cut(p), capability=card) is None,
                       attend_fault(p, attend_cut(p), capability=card) is None]

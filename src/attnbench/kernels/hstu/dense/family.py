@@ -114,7 +114,7 @@ class _Forward(_Part):
                      *_changes("f", _HOPPER[width], order="ws"), *narrow, *_changes("f", main, section_mib=8.0),
                      *_changes("f", main, section_mib=1000.0)])
 
-    def default(self, shape: Shape) -> str:
+    def tuned(self, shape: Shape) -> str:
         base = forward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen)
         hopper = hopper_forward_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
                                        shape.seqlen)
@@ -133,7 +133,7 @@ class _Backward(_Part):
             *_changes("a", _ATOMIC[width]), *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
             *_changes("deterministic-c", _COLUMNS[width]), *_changes("deterministic-r", _ROWS[width])])
 
-    def default(self, shape: Shape) -> str:
+    def tuned(self, shape: Shape) -> str:
         base = backward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen, deterministic=False)
         hopper = hopper_columns_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
                                        shape.seqlen)
