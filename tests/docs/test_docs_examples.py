@@ -111,7 +111,7 @@ def test_the_backend_of_contributing_is_right(tmp_path):
 
 
 def test_the_timer_of_contributing_is_listed_and_times(tmp_path):
-    (tmp_path / "cpu_time.py").write_text(blocks(CONTRIBUTING, "python")[1])
+    (tmp_path / "cpu_time.py").write_text(next(block for block in blocks(CONTRIBUTING, "python") if "Timer)" in block))
     code = f"""
 import os
 os.environ["ATTNBENCH_TIMERS"] = {str(tmp_path / "cpu_time.py")!r}
