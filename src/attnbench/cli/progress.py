@@ -179,7 +179,10 @@ class Bar(AbstractContextManager["Bar"]):
         return "{}/{}".format(*self._rows) if self._rows[1] else "0 done"
 
     def _left(self) -> str:
-        return f", about {_words(self._clock.left_s(time.monotonic()))} left" if self._clock else ""
+        if self._clock is None:
+            return ""
+        seconds = self._clock.left_s(time.monotonic())
+        return f", about {_words(seconds)} left" if seconds >= 1.0 else ", longer than estimated"
 
 
 def _words(seconds: float) -> str:
