@@ -42,8 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 FACES: dict[str, set[str]] = {
     "api": {"formats", "machine", "measure", "presentation", "report", "stats", "store", "suites", "sweep",
             "workloads"},
-    "cli": {"backends", "formats", "machine", "measure", "presentation", "profile", "report", "stats", "store",
-            "suites", "sweep", "tune", "verdict", "worker", "workloads"},
+    "cli": {"backends", "datasets", "formats", "machine", "measure", "presentation", "profile", "report", "stats",
+            "store", "suites", "sweep", "tune", "verdict", "worker", "workloads"},
     "pytest_plugin": {"api", "cli", "machine", "report", "store", "verdict"},
     "__init__": {"api"},
     "__main__": {"cli"},
@@ -168,7 +168,7 @@ def test_there_is_no_circle_between_modules() -> None:
 
 def torch_free() -> list[str]:
     rooms = {"errors", "text", "record", "dtypes", "stats", "store", "presentation", "formats", "report", "verdict",
-             "suites", "cli", "machine"}
+             "suites", "cli", "machine", "datasets"}
     found = [name_of(path) for path in modules() if room_of(name_of(path)) in rooms]
     found += [name_of(path) for path in modules() if path.name in ("case.py", "work.py")]
     found += [f"attnbench.models.hstu_ranking.{name}" for name in ("config", "request", "synthetic")]
