@@ -168,7 +168,7 @@ def test_there_is_no_circle_between_modules() -> None:
 
 def torch_free() -> list[str]:
     rooms = {"errors", "text", "record", "dtypes", "stats", "store", "presentation", "formats", "report", "verdict",
-             "suites", "cli", "machine"}
+             "suites", "cli", "machine", "datasets"}
     found = [name_of(path) for path in modules() if room_of(name_of(path)) in rooms]
     found += [name_of(path) for path in modules()
               if room_of(name_of(path)) == "workloads" and path.name in ("case.py", "work.py")]

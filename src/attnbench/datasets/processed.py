@@ -180,7 +180,7 @@ def read_batches(path: Path) -> Iterator[tuple[int, int, int, int]]:
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
     """Place (file and line) and fields of each row."""
     name = path.name
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a history is one field
+    usual = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a history is one field
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -196,6 +196,8 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str,
     except (OSError, UnicodeError, csv.Error) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise UsageError(refusal("data", "file", name, f"cannot be read ({words})", f"a file of {name}")) from None
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _history(place: str, row: dict[str, str], date: int) -> History:

@@ -38,10 +38,10 @@ from attnbench.workloads.base import Axis, Workload, load_workload, nearest_axes
 DEVICES = ("cpu", "cuda")
 """Kinds of device a suite may have a section for."""
 
-SECTION = ("title", "backends", "baseline", "references", "settings", "axes", "cases", "batch_by_seqlen")
+SECTION = ("backends", "baseline", "references", "settings", "axes", "cases", "batch_by_seqlen", "title")
 OTHERWISE = "otherwise"
 """Key of batch_by_seqlen for the lengths it does not name."""
-TOP = ("name", "workload", *SECTION, "layout", "env", *DEVICES)
+TOP = tuple(dict.fromkeys(("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
