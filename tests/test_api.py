@@ -286,7 +286,7 @@ def test_of_several_gpus_a_function_is_timed_on_the_current_one(monkeypatch, ask
     for name, answer in {"is_available": True, "device_count": 2, "current_device": 1, "synchronize": None}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "device", current)
-    monkeypatch.setattr("attnbench.measure.sampling.sample", lambda subjects, device, plan: said.append(device))
+    monkeypatch.setattr("attnbench.measure.sampling.sample", lambda subjects, device, plan: said.append(str(device)))
     monkeypatch.setattr("attnbench.api.functions._timing", lambda *args: None)
     attnbench.bench(lambda: said.append("first call"), device=asked)
     assert said == [f"current {place}", "first call", place, "as before"]

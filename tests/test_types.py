@@ -35,7 +35,7 @@ def parameters(kind: type, base: type) -> tuple:
     """What a class gives for the parameters of a generic base of its."""
     for one in kind.__mro__:
         for given in getattr(one, "__orig_bases__", ()):
-            if typing.get_origin(given) is base:
+            if typing.get_origin(given) is base and not isinstance(typing.get_args(given)[0], typing.TypeVar):
                 return typing.get_args(given)
     return ()
 

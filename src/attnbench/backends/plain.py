@@ -11,13 +11,16 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Launch
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
 from attnbench.backends.differentiable import differentiable
 from attnbench.errors import UsageError, refusal
 
+if TYPE_CHECKING:
+    from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 FUNCTION = "attention"
 OPERANDS = ("q", "k", "v")
 OPTIONS = ("causal", "scale", "window")
@@ -34,7 +37,7 @@ class PlainFunction(DenseBackend):
     heads_first: bool
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """The function on a session's own operands, the case's options by name."""
         given = {name: getattr(case, name) for name in self.options}
         yield differentiable(functools.partial(type(self).function, **given), case, inputs,
@@ -74,7 +77,7 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
     return type("Plain", (PlainFunction,), body)
 
 
-def _without_mask(self: PlainFunction, case: Any, machine: Any) -> None:
+def _without_mask(self: PlainFunction, case: AttentionCase, machine: Any) -> None:
     """Refuse a mask that the function is not told of.
 
     Raises:

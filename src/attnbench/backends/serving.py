@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from attnbench.models.hstu_ranking.attention import AttentionMaker
     from attnbench.models.hstu_ranking.model import Prepared
+    from attnbench.workloads.hstu_serving.case import ServingCase
+    from attnbench.workloads.hstu_serving.inputs import ServingInputs
 
 NO_CACHE = "no-cache"
 MIB = 2**20
@@ -25,7 +27,7 @@ SETS = 2
 "Sets of requests that a cache has room for: the two that a launch is checked with."
 
 
-class ServingBackend(Backend):
+class ServingBackend(Backend["ServingCase", "ServingInputs"]):
     """An adapter for the workload `hstu-serving`; the attention inside the step is its own."""
 
     workload = "hstu-serving"
@@ -37,7 +39,7 @@ class ServingBackend(Backend):
         """Whether this row has a cache."""
         return self.config is None or bool(self.config.values.get("cache", True))
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: ServingCase, machine: Machine) -> None:
         """Refuse a cache where the model has none.
 
         Raises:
@@ -48,16 +50,16 @@ class ServingBackend(Backend):
         if self.cached and case.config.recency:
             raise Unsupported(refusal(self.name, "model", case.model, RECENCY_REASON, f"{self.name}[{NO_CACHE}]"))
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: ServingCase) -> Iterable[Config]:
         """Without a cache."""
         return [Config(NO_CACHE, {"cache": False})]
 
     @abstractmethod
-    def attention(self, case: Any) -> AbstractContextManager[str | AttentionMaker]:
+    def attention(self, case: ServingCase) -> AbstractContextManager[str | AttentionMaker]:
         """The attention of a step, as `HstuRanking` takes it, for as long as a session is open."""
 
     @contextmanager
-    def session(self, case: Any, inputs: Any) -> Iterator[Launch]:
+    def session(self, case: ServingCase, inputs: ServingInputs) -> Iterator[Launch]:
         """A cache of its own, filled by the step that came before."""
         with self.attention(case) as attention:
             yield ServingSession(case, inputs, attention, cached=self.cached).launch()
@@ -66,7 +68,9 @@ class ServingBackend(Backend):
 class ServingSession:
     """A model that serves one batch again and again, its cache as the case says before each step."""
 
-    def __init__(self, case: Any, inputs: Any, attention: str | AttentionMaker, *, cached: bool) -> None:
+    def __init__(
+        self, case: ServingCase, inputs: ServingInputs, attention: str | AttentionMaker, *, cached: bool
+    ) -> None:
         self.case, self.model, self.attention = case, inputs.model, attention
         self.found = case.found if cached else 0
         self.cache: Any = None
@@ -78,7 +82,7 @@ class ServingSession:
         self.parts: _Parts | None = None
         self.load(inputs)
 
-    def load(self, inputs: Any) -> None:
+    def load(self, inputs: ServingInputs) -> None:
         """Take other requests; what a step is to find of them is computed once, with this row's own attention."""
         self.requests, self.parts = inputs.requests(), None
         self.users = [one.user for one in self.requests]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.serving import ServingBackend
 
+if TYPE_CHECKING:
+    from attnbench.workloads.hstu_serving.case import ServingCase
 
 class ServingEager(ServingBackend):
     """What everything else is compared with."""
@@ -15,6 +17,6 @@ class ServingEager(ServingBackend):
     title = "Ranking step, attention in PyTorch"
     devices = ("cpu", "cuda")
 
-    def attention(self, case: Any) -> AbstractContextManager[str]:
+    def attention(self, case: ServingCase) -> AbstractContextManager[str]:
         """The plain one."""
         return nullcontext("reference")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.models.hstu_ranking.attention import AttentionMaker
+    from attnbench.workloads.hstu_serving.case import ServingCase
 
 DEFAULT = "hstu-eager"
 
@@ -36,7 +37,7 @@ class ServingGathered(ServingBackend):
         """Whose attention it is."""
         return all_backends()[self.config.values["attention"] if self.config else DEFAULT]
 
-    def configs(self, case: Any) -> Iterable[Config]:
+    def configs(self, case: ServingCase) -> Iterable[Config]:
         """Every dense backend for HSTU, with a cache and without."""
         names = [name for name, one in all_backends().items() if (one.workload, one.variant) == ("hstu", "hstu")]
         return [Config(f"{name}+{NO_CACHE}" if not cache else name, {"attention": name, "cache": cache})
@@ -54,7 +55,7 @@ class ServingGathered(ServingBackend):
         """Of the backend's library."""
         return self.inner.version()
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: ServingCase, machine: Machine) -> None:
         """Refuse what the backend does not take.
 
         Raises:
@@ -67,16 +68,16 @@ class ServingGathered(ServingBackend):
                                       " and ".join(inner.devices)))
         inner.check(self._problem(case), machine)
 
-    def budget(self, case: Any) -> Budget:
+    def budget(self, case: ServingCase) -> Budget:
         """That of the backend for a layer's attention."""
         return self.inner.budget(self._problem(case))
 
-    def _problem(self, case: Any) -> Any:
+    def _problem(self, case: ServingCase) -> Any:
         found = case.found if self.cached else 0
         return hstu_case(case, found, case.history - found, case.num_candidates)
 
     @contextmanager
-    def attention(self, case: Any) -> Iterator[AttentionMaker]:
+    def attention(self, case: ServingCase) -> Iterator[AttentionMaker]:
         """Sessions of the backend, opened as shapes come."""
         from attnbench.models.hstu_ranking.attention import Gathered, Sequences
 
@@ -96,7 +97,7 @@ class ServingGathered(ServingBackend):
             yield make
 
 
-def hstu_case(case: Any, cached: int, new: int, targets: int) -> Any:
+def hstu_case(case: ServingCase, cached: int, new: int, targets: int) -> Any:
     """The attention of one layer as a case of the workload `hstu`: rows see `cached` keys before them."""
     from attnbench.workloads.hstu.case import HstuCase
 
@@ -110,7 +111,7 @@ def hstu_case(case: Any, cached: int, new: int, targets: int) -> Any:
 class _Sessions:
     """Open sessions of a backend, one for each shape."""
 
-    def __init__(self, case: Any, inner: Backend, closing: ExitStack) -> None:
+    def __init__(self, case: ServingCase, inner: Backend, closing: ExitStack) -> None:
         self.case, self.inner, self.closing = case, inner, closing
         self.open: dict[tuple[int, int, int], tuple[Launch, Any]] = {}
 

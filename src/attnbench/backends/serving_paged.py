@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Machine, module_exists
 from attnbench.backends.serving import ServingBackend
 from attnbench.errors import Unavailable, Unsupported, refusal
 
+if TYPE_CHECKING:
+    from attnbench.workloads.hstu_serving.case import ServingCase
 LARGEST_DIM = 256
 
 
@@ -29,7 +31,7 @@ class ServingPaged(ServingBackend):
         if not module_exists("triton"):
             raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
 
-    def check(self, case: Any, machine: Machine) -> None:
+    def check(self, case: ServingCase, machine: Machine) -> None:
         """Refuse what the kernel does not take.
 
         Raises:
@@ -39,6 +41,6 @@ class ServingPaged(ServingBackend):
         if case.config.dim > LARGEST_DIM:
             raise Unsupported(refusal(self.name, "dim", case.config.dim, "is not supported", f"at most {LARGEST_DIM}"))
 
-    def attention(self, case: Any) -> AbstractContextManager[str]:
+    def attention(self, case: ServingCase) -> AbstractContextManager[str]:
         """The kernel's."""
         return nullcontext("paged")

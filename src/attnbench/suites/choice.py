@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described
@@ -21,6 +21,8 @@ from attnbench.errors import NothingToRun, Unavailable, UsageError, refusal, unk
 from attnbench.suites.load import Suite
 from attnbench.suites.user_backends import known_backends, user_backends
 
+if TYPE_CHECKING:
+    from attnbench.workloads.base import Case
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -33,7 +35,7 @@ class Chosen:
     "what the request or the suite says"
     dropped: tuple[str, ...]
 
-    def names(self, case: Any) -> tuple[str, ...]:
+    def names(self, case: Case) -> tuple[str, ...]:
         """The backends and configurations of a case's group."""
         selectors = dict.fromkeys(one for meant in self.asked.values() for one in meant)
         return tuple(name for name in with_configs(selectors, case, self.known) if not is_skipped(name, self.dropped))
@@ -103,7 +105,7 @@ def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:
 
 
 def _no_configuration(
-    asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Any
+    asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Case
 ) -> UsageError:
     """What to say of a wildcard that means no configuration of any case; `case` is one of them."""
     names = [parse_selector(one)[0] for one in wild]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described, describe, describe_configs
@@ -20,6 +20,8 @@ from attnbench.backends.registry import all_backends
 from attnbench.errors import UsageError, refusal
 from attnbench.machine.child import ask, reply
 
+if TYPE_CHECKING:
+    from attnbench.workloads.base import Case
 TIMEOUT_S = 60.0
 
 
@@ -57,7 +59,7 @@ def user_backends(files: Sequence[str]) -> dict[str, Backend]:
 def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Described, ...]:
     """Asked once for each state of the file."""
 
-    def configs(name: str, case: Any) -> Mapping[str, Any]:
+    def configs(name: str, case: Case) -> Mapping[str, Any]:
         return _configs(file, stamp, folder, name, json.dumps(case.to_dict()))
 
     return tuple(Described(told, configs) for told in _ask(folder, file))

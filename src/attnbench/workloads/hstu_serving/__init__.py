@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOAD", "ServingCase", "ServingWorkload"]
 
 
-class ServingWorkload(Workload):
+class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     """A step of HSTU ranking: what is cached is looked up, the rest computed, candidates scored."""
 
     name = "hstu-serving"
