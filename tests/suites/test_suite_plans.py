@@ -197,6 +197,9 @@ def test_an_estimate_counts_what_is_left_group_by_group(backends, quiet_machine)
     assert set(half.groups) == {group.group for group in run.plan[2:]}
     done = dataclasses.replace(run, plan=run.plan[:2], records=tuple(records))
     assert estimate(done).seconds == 0.0
+    for device in ("tpu", "", "\\ud800", "cuda:x"):  # of a file that is resumed
+        with pytest.raises(UsageError, match="is not known; auto, cpu, cuda or cuda:N"):
+            estimate(dataclasses.replace(run, settings=dataclasses.replace(run.settings, device=device)))
 
 
 def test_a_busy_cpu_takes_the_whole_limit_and_longer_for_the_rest(backends, quiet_machine, monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
+from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.user_backends import known_backends
@@ -80,8 +81,11 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
     Args:
         run: with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
+
+    Raises:
+        UsageError: the run names no device.
     """
-    kind = run.settings.device.partition(":")[0]
+    kind = Device.parse(run.settings.device).kind
     backends = known_backends(files)
     done = {(record.group, record.backend) for record in run.records}
     left = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
