@@ -209,6 +209,18 @@ def test_the_map_of_rooms_is_the_one_the_layer_test_holds():
             assert (set() if words == "nothing" else set(words.split(", "))) == MAY_IMPORT[room], room
 
 
+def test_the_changelog_is_grouped_and_its_lines_are_short():
+    group, lines = "", (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    for line in lines[lines.index("## Unreleased"):]:
+        if line.startswith("#"):
+            group = line
+        elif line:
+            assert line.startswith("- ") or group == "## Unreleased", f"neither a heading nor a bullet: {line}"
+        if line.startswith("- "):
+            assert group in ("### Added", "### Changed", "### Fixed"), f"under {group!r}: {line}"
+            assert len(line[2:].split()) <= 25, line
+
+
 def test_no_document_names_a_command_of_the_future_as_if_it_were_there():
     shown = {command.words[1] for path in GUIDES for command in commands(path)}
     assert not shown & {"profile", "tune", "diff", "history", "report", "data"} - set(VERBS)

@@ -1,7 +1,8 @@
 """What all fuzzers share: seeds until the time is over, hostile values, and a command that is watched.
 
 ``ATTNBENCH_FUZZ_SECONDS`` is the time of all fuzzers together (60 by default), and ``ATTNBENCH_FUZZ_SEED`` the
-first seed (by default a new one each time).  One seed is one input in a folder as it was at first, so a failure is
+first seed.  By default that is a new one each time, in CI one that is made of the commit: new for each commit, but the
+verdict on a commit does not change by chance.  One seed is one input in a folder as it was at first, so a failure is
 repeated by its own seed.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import secrets
+import subprocess
 import time
 from pathlib import Path
 
@@ -41,6 +43,17 @@ NUMBERS = [0, 1, -1, 2, 7, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**6
 PLAIN = [None, True, False, [], {}, [[]], [{}], {"": {}}, {"a": 1}, [1, "a", None], ["a"] * 3, [1.0] * 40, [None] * 40]
 
 
+def first_seed() -> int:
+    """The seed asked for, in CI the commit's, else a new one."""
+    if SEED is not None:
+        return int(SEED)
+    if os.environ.get("CI"):
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+        if commit.returncode == 0:
+            return int(commit.stdout[:10], 16)
+    return secrets.randbits(40)
+
+
 class Attack:
     """Seeds for one fuzzer, and the command line under attack in a folder of its own."""
 
@@ -56,7 +69,7 @@ class Attack:
 
     def seeds(self):
         """A generator of numbers for each input; ends with the time of this fuzzer, after one at least."""
-        first = int(SEED) if SEED is not None else secrets.randbits(40)
+        first = first_seed()
         files = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         end = time.monotonic() + SECONDS / FUZZERS
         for self.seed in itertools.count(first):
