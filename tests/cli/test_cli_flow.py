@@ -331,8 +331,10 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert missing["version"] is None
     assert not any("{" in f"{row['install']}{row['reason']}" for row in rows)
     assert missing["reason"]
-    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:2] == ["compare-hstu", "compare"]
-    assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == ["attention", "hstu"]
+    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:3] == [
+        "compare-hstu-serving", "compare-hstu", "compare"]
+    assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == [
+        "attention", "hstu", "hstu-serving"]
     assert "wall" in [row["name"] for row in json.loads(attnbench("list timers --json -").out)]
     assert "seed-001" in [row["name"] for row in json.loads(attnbench("list layouts --json -").out)]
     assert [row["name"] for row in json.loads(attnbench("list backends --backends ./mine.py --json -").out)] == ["mine"]
@@ -450,14 +452,14 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
 
 def test_the_time_left_learns_from_the_groups_that_are_done():
     clock = Clock(planned(), {"b1-s0": 10.0, "b1-s1": 10.0, "b1-s2": 20.0}, now=0.0)
-    assert clock.left_s(4.0) == pytest.approx(36.0)
+    assert clock.left_s(4.0) == pytest.approx((36.0, 0.0))
     clock.finished("b1-s0", 30.0)
-    assert clock.left_s(30.0) == pytest.approx(90.0)
-    assert clock.left_s(50.0) == pytest.approx(70.0)
-    assert clock.left_s(500.0) == pytest.approx(60.0)  # the group at work is late; the next is not
+    assert clock.left_s(30.0) == pytest.approx((90.0, 0.0))
+    assert clock.left_s(50.0) == pytest.approx((70.0, 0.0))
+    assert clock.left_s(500.0) == pytest.approx((60.0, 440.0))  # the group at work is late; the next is not
     clock.finished("b1-s1", 40.0)
     clock.finished("b1-s2", 80.0)
-    assert (clock.left_s(80.0), clock.done, clock.groups) == (0.0, 3, 3)
+    assert (clock.left_s(80.0), clock.done, clock.groups) == ((0.0, 0.0), 3, 3)
 
 
 def test_the_list_of_backends_says_version_record_and_what_installs_it(attnbench, no_torch, monkeypatch):

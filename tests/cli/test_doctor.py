@@ -125,7 +125,7 @@ def test_what_another_kind_of_device_needs_is_not_imported(no_driver, backends, 
     monkeypatch.setattr(imports, "try_imports", lambda modules, **more: asked.append(modules) or {
         module: imports.ImportOutcome("imported", None, 0.0) for module in modules})
     monkeypatch.setattr(registry, "all_backends", lambda: SHIPPED)
-    rows = {row.name: row for row in doctor.check_backends("cpu", Output())}
+    rows = {row.name: row for row in doctor.check_backends(CPU, Output())}
     assert asked == [[]]
     assert rows["flash-attn-2"].state == "not here"
     assert rows["sdpa"].state == "ready"

@@ -30,7 +30,7 @@ VERBS = {
     "report": "runs as one page for the browser, and their charts as pictures",
     "export": "write a run as CSV, XLSX, Markdown, JSON or an older script's layout",
     "import": "turn results of an older script into a run file",
-    "data": "recommender data, real or drawn by seed, as NVIDIA's preprocessing writes it",
+    "data": "recommender data, real or synthetic, in NVIDIA's layout",
     "history": "the runs that are kept, one row's trend with its changes of level",
 }
 MODULES = {"list": "listing", "export": "exporting", "import": "importing"}

@@ -51,11 +51,12 @@ class Clock:
             self.expected += self.seconds.get(group, 0.0)
             self.group_begun = now
 
-    def left_s(self, now: float) -> float:
-        """Seconds until the last group is done."""
+    def left_s(self, now: float) -> tuple[float, float]:
+        """Seconds until the last group is done, and by how many the one that runs now is late."""
         ratio = (self.group_begun - self.begun) / self.expected if self.expected else 1.0
         first, *others = [ratio * self.seconds.get(group, 0.0) for group in self.left] or [0.0]
-        return max(0.0, first - (now - self.group_begun)) + sum(others)
+        late = now - self.group_begun - first
+        return max(0.0, -late) + sum(others), max(0.0, late)
 
 
 class Bar(AbstractContextManager["Bar"]):
@@ -181,8 +182,8 @@ class Bar(AbstractContextManager["Bar"]):
     def _left(self) -> str:
         if self._clock is None:
             return ""
-        seconds = self._clock.left_s(time.monotonic())
-        return f", about {_words(seconds)} left" if seconds >= 1.0 else ", longer than estimated"
+        left_s, late_s = self._clock.left_s(time.monotonic())
+        return ", longer than estimated" if late_s > 1.0 else f", about {_words(max(1.0, left_s))} left"
 
 
 def _words(seconds: float) -> str:
