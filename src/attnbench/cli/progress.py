@@ -180,7 +180,7 @@ class Bar(AbstractContextManager["Bar"]):
         return "{}/{}".format(*self._rows) if self._rows[1] else "0 done"
 
     def _left(self) -> str:
-        if self._clock is None:
+        if self._clock is None or not self._clock.left:
             return ""
         left_s, late_s = self._clock.left_s(time.monotonic())
         return ", longer than estimated" if late_s > 1.0 else f", about {_words(max(1.0, left_s))} left"
