@@ -195,6 +195,7 @@ def test_the_example_of_the_script_is_read(tmp_path):
     ({"results": [EXAMPLE["results"][0] | {"config": {}}]}, r"results\[0\]\.config: B=None is not a size"),
     ({"results": [EXAMPLE["results"][0] | {"bsa": 3}]}, r"results\[0\]: bsa=3 is not a side; an object or null"),
     ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": "1"}}]}, r"bsa: mean_ms=1 is not a number"),
+    ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 10**400}}]}, r"is larger than any quantity"),
     ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 0}}]}, r"bsa: mean_ms=0.0 is not a time"),
     ({"results": [EXAMPLE["results"][0] | {"speedup": float("nan")}]}, r"NaN is not JSON"),
 ])

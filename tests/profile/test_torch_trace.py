@@ -71,7 +71,8 @@ def parsed(path, rules):
 
 
 @pytest.mark.parametrize(("field", "odd"), [
-    ("ts", float("nan")), ("ts", 1e300), ("ts", None), ("dur", "long"), ("name", None), ("cat", ["kernel"]),
+    ("ts", float("nan")), ("ts", 1e300), ("dur", 10**400), ("ts", None), ("dur", "long"), ("name", None),
+    ("cat", ["kernel"]),
     ("tid", [1]), ("pid", {}), ("args", [3]), ("args", {"correlation": [1]}), ("args", {"External id": {}, "grid": 3}),
     ("args", {"bytes": 10**400, "grid": [10**400, 1, 1], "block": [True, 1, 1]}),
 ])

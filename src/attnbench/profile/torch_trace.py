@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,10 @@ def _correlation(one: Mapping[str, Any]) -> Any:
 
 
 def _number(value: Any) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
     if not abs(number) < MOST_US:
         raise ValueError(f"{number:g} is no time")
     return number
