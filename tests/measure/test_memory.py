@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench.machine.device import CPU, Device  # noqa: E402
-from attnbench.measure.memory import Peak, peak  # noqa: E402
+from attnbench.machine.device import CPU, Device  # noqa: E402 (after importorskip)
+from attnbench.measure.memory import Peak, peak  # noqa: E402 (after importorskip)
 
 
 def test_the_peak_is_what_lives_at_one_time() -> None:

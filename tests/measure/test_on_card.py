@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench.machine.device import Device  # noqa: E402
-from attnbench.measure.memory import peak  # noqa: E402
-from attnbench.measure.plan import Plan  # noqa: E402
-from attnbench.measure.sampling import sample  # noqa: E402
-from attnbench.measure.subject import Subject  # noqa: E402
-from attnbench.stats.ratio import paired_ratio  # noqa: E402
+from attnbench.machine.device import Device  # noqa: E402 (after importorskip)
+from attnbench.measure.memory import peak  # noqa: E402 (after importorskip)
+from attnbench.measure.plan import Plan  # noqa: E402 (after importorskip)
+from attnbench.measure.sampling import sample  # noqa: E402 (after importorskip)
+from attnbench.measure.subject import Subject  # noqa: E402 (after importorskip)
+from attnbench.stats.ratio import paired_ratio  # noqa: E402 (after importorskip)
 
 pytestmark = pytest.mark.gpu
 

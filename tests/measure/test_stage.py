@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench.machine.device import Device  # noqa: E402
-from attnbench.measure import probe, stage  # noqa: E402
+from attnbench.machine.device import Device  # noqa: E402 (after importorskip)
+from attnbench.measure import probe, stage  # noqa: E402 (after importorskip)
 
 
 def test_the_harness_compiles_its_kernels_for_the_device_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:

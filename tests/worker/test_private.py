@@ -38,7 +38,7 @@ FOLDERS = [
     ("(/home/alice/x/y.py) [/opt/a/b] <frozen /srv/a/b> @/mnt/a/b", "(y.py) [b] <frozen b> @b"),
     ("cd: /home/alice: no such folder; /Users/alice", "cd: ~: no such folder; ~"),
     ("C:\\Users\\alice\\My Documents\\k.py", "k.py"),
-    (r"C:\\Users\\alice\\k.py D:/work/k.cu", "k.py k.cu"),
+    (r"C:\\Users\\alice\\k.py D:/code/k.cu", "k.py k.cu"),
     (r"\\server\share\x.py and C:\Users\alice", "x.py and ~"),
     ("git@box.org:/home/alice/r/x", "git@box.org:x"),
 ]

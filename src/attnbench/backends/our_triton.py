@@ -17,6 +17,16 @@ HOPPER = (9, 0)
 "Compute capability whose configurations are listed where no card is known."
 
 
+def require_triton(backend: Backend) -> None:
+    """Refuse where Triton is not installed.
+
+    Raises:
+        Unavailable: in one line that says how to get it.
+    """
+    if not module_exists("triton"):
+        raise Unavailable(f"{backend.name}: module=triton is not installed; {backend.install} for a GPU")
+
+
 class OurTriton(Backend[CaseT, InputsT]):
     """Kernels of our own; `module` stays None, which says that no library of others is measured."""
 
@@ -38,8 +48,7 @@ class OurTriton(Backend[CaseT, InputsT]):
         Raises:
             Unavailable: it is not installed.
         """
-        if not module_exists("triton"):
-            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
+        require_triton(self)
 
     def check(self, case: CaseT, machine: Machine) -> None:
         """Refuse what the kernels do not take, and a configuration this card cannot run.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import Machine, module_exists
+from attnbench.backends.base import Machine
+from attnbench.backends.our_triton import require_triton
 from attnbench.backends.serving import ServingBackend
-from attnbench.errors import Unavailable, Unsupported, refusal
+from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from attnbench.workloads.hstu_serving.case import ServingCase
@@ -28,8 +29,7 @@ class ServingPaged(ServingBackend):
         Raises:
             Unavailable: it is not installed.
         """
-        if not module_exists("triton"):
-            raise Unavailable(f"{self.name}: module=triton is not installed; {self.install} for a GPU")
+        require_triton(self)
 
     def check(self, case: ServingCase, machine: Machine) -> None:
         """Refuse what the kernel does not take.
