@@ -197,7 +197,9 @@ def test_reload_keeps_the_inputs_and_the_new_values(name, device):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_computes_the_same_gradients(device):
     outcome = examined("hstu-compile", of(seqlen=60, lengths="60:7", num_targets="4:1", delta_q=20), device)
-    assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, ())
+    assert (outcome.ok, outcome.reason) == (True, None)
+    # torch's compiler names its own assembler for all of the process, where a build of torch has one.
+    assert set(outcome.notes) <= {"global left changed: environment variables TRITON_PTXAS_PATH"}
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in OURS.items() if one.variant == "hstu-bsa"))
