@@ -55,6 +55,9 @@ def tune(attnbench, monkeypatch):
     ("tunable --backends ./tunable.py --device cpu --resume --again", 2, "--resume does not go with --again"),
     ("tunable --backends ./tunable.py --device cpu --resume --no-save", 2, "--resume does not go with --no-save"),
     ("tunable --backends ./tunable.py --device cpu --csv - --json -", 2, "--json=- wants stdout, as --csv does"),
+    ("hstu-triton --reference nope", 2, "attnbench tune: --reference=nope is not known; one of "),
+    ("hstu-triton --reference sdpa", 2, "attnbench tune: --reference=sdpa is of the workload attention; one of hstu"),
+    ("hstu-triton --reference ,", 2, "attnbench tune: --reference=, names nothing; names of backends, or none"),
     ("tunable --backends ./tunable.py --device cpu --csv .", 2, "output: path=. cannot be written (Is a directory)"),
     ("tunable --backends ./tunable.py --device cpu --out /dev/null", 2, "cannot be written (Not a directory)"),
 ])

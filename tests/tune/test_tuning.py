@@ -79,8 +79,8 @@ def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(exe
     table = rows(kept, outcome)
     assert len(table) == COUNT + 1
     text = to_csv(table).splitlines()
-    assert text[0] == ("backend,config,case,seqlen,ended,stage,ratio_to_pick,ci_low,ci_high,median_ms,tflops,samples,"
-                       "reason,index,tile.m,tile.n")
+    assert text[0] == ("backend,config,case,seqlen,ended,stage,ratio_to_pick,ci_low,ci_high,median_ms,tflops,"
+                       "relative_performance,samples,reason,index,tile.m,tile.n")
     assert text[1].startswith(f"tunable,{BEST},{kept.case_id},15,picked,")
     assert text[1].endswith(",17,64,32")
     assert table[0]["tflops"] == pytest.approx(kept.flops / table[0]["median_ms"] / 1e9)
@@ -88,6 +88,32 @@ def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(exe
     assert default["ratio_to_pick"] == pytest.approx(1.3, rel=0.02)
     assert {row["config"]: row["ended"] for row in table[-5:]} == {
         "c30": "failed", "c31": "failed", "c32": "crashed", "c33": "incorrect", "c34": "oom"}
+
+
+def test_references_are_sampled_with_the_pick_and_have_rows(executing, log, tmp_path):
+    names = ("tunable[c20]", "no-such-library")
+    tuning = Tuning(kept=begun(executing.environment(), patterns=["c1", "c17", "c4"]), path=tmp_path / "race.json",
+                    execution=executing, files=(FILE,), references=names[:1])
+    kept = tuning.carry_out()
+    races = len(kept.heats)
+    other = kept.references["tunable[c20]"]
+    assert other.ratio == pytest.approx(true_ms("tunable[c20]") / true_ms(kept.outcome().pick), rel=0.02)
+    assert other.ci_low <= other.ratio <= other.ci_high
+
+    again = Tuning(kept=kept, path=tmp_path / "race.json", execution=executing, files=(FILE,), references=names)
+    kept = again.carry_out()
+    assert len(kept.heats) == races, "nothing is raced anew"
+    assert kept.references["tunable[c20]"] == other
+    assert kept.references["no-such-library"].ratio is None
+    assert "no-such-library" in kept.references["no-such-library"].reason
+    assert read(tmp_path / "race.json") == kept
+
+    table = {(row["backend"], row["config"]): row for row in rows(kept, kept.outcome())}
+    reference = table["tunable[c20]", "default"]
+    assert (reference["ended"], reference["relative_performance"]) == ("reference", pytest.approx(100.0))
+    pick = table["tunable", kept.outcome().pick.partition("[")[2][:-1]]
+    assert pick["relative_performance"] == pytest.approx(100 * other.ratio)
+    assert table["no-such-library", "default"]["relative_performance"] is None
 
 
 def test_a_race_that_was_stopped_goes_on_where_it_stopped(executing, log, tmp_path):

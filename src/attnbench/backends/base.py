@@ -136,6 +136,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     compiles: ClassVar[bool] = False
     "the first call compiles for seconds"
+    references: ClassVar[tuple[str, ...]] = ()
+    "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
     tested: ClassVar[str | None] = None
     "card and versions it ran on; None is listed as untested"
 

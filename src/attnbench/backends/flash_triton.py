@@ -27,6 +27,7 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
 
     name = "flash-triton"
     title = "FlashAttention, ours (Triton)"
+    references = ("sdpa-flash", "fa3-fwd")
     tested = "NVIDIA H200, torch 2.11"
     limits = Limits(max_headdim=256, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     varlen=True, backward=True, capability=(8, 0))

@@ -71,6 +71,9 @@ def _add_race(parser: Parser) -> None:
         if one.name in TAKEN:
             default = "none" if one.default is None else str(one.default).removesuffix(".0")
             group.add_argument(one.flag, metavar=one.metavar, help=f"{one.help} (default: {default})")
+    group.add_argument("--reference", action="append", metavar="LIST", help=(
+        "backends sampled in turn with the pick of each race, or none; the first is 100 %% of the column "
+        "relative_performance (default: sdpa-flash,fa3-fwd for flash-triton, else none)"))
     group.add_argument("--resume", action="store_true", help="take up what was stopped (default: begin anew)")
     group.add_argument("--again", action="store_true", help="measure although the answer is kept")
 
@@ -127,7 +130,7 @@ class _Request:
         from attnbench.machine.devices import resolve
         from attnbench.suites.settings import parse_setting
         from attnbench.suites.user_backends import known_backends
-        from attnbench.tune.space import find_backend
+        from attnbench.tune.space import find_backend, references_of
         from attnbench.workloads.base import load_workload
 
         self.args, self.numbers = args, numbers
@@ -136,7 +139,9 @@ class _Request:
         if selectors:
             raise UsageError(refusal(WHO, "--backends", selectors[0], "is no file", "a Python file",
                                      "the backend to be tuned is the first argument"))
-        self.backend: Backend = find_backend(args.backend, known_backends(self.files), WHO)
+        known = known_backends(self.files)
+        self.backend: Backend = find_backend(args.backend, known, WHO)
+        self.references = references_of(args.reference, self.backend, known, WHO)
         self.workload = load_workload(self.backend.workload)
         self.patterns = [word for text in args.configs or () for word in text.split(",") if word]
         given = {name: parse_setting(WHO, name, text) for name in TAKEN if (text := getattr(args, name)) is not None}
@@ -221,6 +226,7 @@ class _Request:
             forms = {"true": f"--{flag}", "false": f"--no-{flag}", "both": f"--{flag}-both"}
             words += [forms[text]] if text in forms else [f"--{flag}", text]
         words += [word for text in args.configs or () for word in ("--configs", text)]
+        words += [word for text in args.reference or () for word in ("--reference", text)]
         words += [word for file in self.files for word in ("--backends", file)]
         for name in (*NUMBERS, *TAKEN):
             if (value := getattr(args, name)) is not None:
@@ -273,18 +279,20 @@ class _Request:
         key = self._key(stands_for, environment, case_id)
         path = tunings.place(self.args.out, stands_for.id, self.backend.name, digest(key)) if self.args.save else None
         known = tunings.read(path) if path is not None and not self.args.again else None
-        if known is not None and known.outcome() is not None:
+        over = known is not None and known.outcome() is not None
+        if known is not None and over and set(self.references) <= set(known.references):
             return known
-        same = known is not None and known.case_id == case_id and self.args.resume
+        same = known is not None and known.case_id == case_id and (self.args.resume or over)
         kept = known if same and known is not None else tunings.Kept(
             key=key, backend=self.backend.name, workload=self.workload.name, case=case.to_dict(), case_id=case_id,
             started=now(), environment=environment, settings=self.settings, configs=self.spaces[case_id],
             rules=dataclasses.asdict(self.rules()))
-        self.fresh.add(case_id)
+        if not (same and over):
+            self.fresh.add(case_id)
         on_card = self.backend.compiles and not self.settings.device.startswith("cpu")
         jobs = self.numbers["jobs"] if self.numbers["jobs"] is not None else default_jobs()
         return Tuning(kept=kept, path=path, execution=execution, files=self.files, jobs=jobs if on_card else 0,
-                      on_progress=tell).carry_out()
+                      references=self.references, on_progress=tell).carry_out()
 
     def _key(self, stands_for: Any, environment: Any, case_id: str) -> dict[str, Any]:
         import inspect
@@ -329,7 +337,7 @@ class _Request:
     def _print(self, case_id: str, kept: Kept, output: Output) -> None:
         from attnbench.report.tuning import render_tuning
         from attnbench.tune.space import short_of
-        from attnbench.tune.words import conditions, remarks, rerun
+        from attnbench.tune.words import conditions, no_times, remarks, rerun, standings
 
         outcome = kept.outcome()
         assert outcome is not None
@@ -339,6 +347,8 @@ class _Request:
         render_tuning(
             output.console(), title=f"{kept.backend}  {kept.case_id}", conditions=conditions(kept), outcome=outcome,
             flops=kept.flops, short=short_of, rerun=rerun(kept, outcome, self.files),
-            failures=[(failure.status, short_of(name), failure.reason) for name, failure in kept.failures.items()],
+            failures=[*((failure.status, short_of(name), failure.reason) for name, failure in kept.failures.items()),
+                      *no_times(kept)],
+            references=standings(kept),
             remarks=remarks(kept, outcome, fresh=kept.case_id in self.fresh, asked=case_id))
         output.line("")

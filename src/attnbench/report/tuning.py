@@ -16,12 +16,13 @@ GAP = 2
 SPARE = ("TFLOP/s", "samples")
 """Columns that a narrow page goes without."""
 
-MEANING = {"picked": "picked", "final": "final", "cut": "no room in the final"}
+MEANING = {"picked": "picked", "final": "final", "cut": "no room in the final", "reference": "reference"}
 
 
 def render_tuning(
     console: Console, *, title: str, conditions: str, outcome: Outcome, flops: int | None,
     short: Callable[[str], str], failures: Sequence[tuple[str, str, str]], remarks: Mapping[str, str], rerun: str,
+    references: Sequence[Standing] = (),
 ) -> None:
     """Print a race.
 
@@ -35,10 +36,12 @@ def render_tuning(
         failures: (status, configuration, reason) of those that did not run or were wrong.
         remarks: labelled lines below: where the time went, where the answer is kept.
         rerun: command that measures the pick beside the default.
+        references: other backends, sampled in turn with the pick.
     """
     terminal = Terminal(console)
     terminal.title(title, conditions)
-    _standings(terminal, outcome.standings, flops, short)
+    others = {one.name for one in references}
+    _standings(terminal, [*outcome.standings, *references], flops, lambda name: name if name in others else short(name))
     if failures:
         terminal.losses(_together(failures))
     terminal.item("pick", f"{outcome.pick}{_over_default(outcome)}", "bold")

@@ -71,8 +71,8 @@ class Standing:
     "samples behind the ratio"
     stage: int
     "of its last heat"
-    ended: Literal["picked", "final", "dropped", "cut"]
-    "cut: not shown slower, but no room in the final"
+    ended: Literal["picked", "final", "dropped", "cut", "reference"]
+    "cut: not shown slower, but no room in the final; reference: not raced, sampled in turn with the pick"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,19 @@ class Failure(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reference(Spelled):
+    """Another backend, sampled in turn with the pick when the race was over; without a time, why."""
+
+    median_ms: float | None = None
+    ratio: float | None = None
+    "its time over the pick's"
+    ci_low: float | None = None
+    ci_high: float | None = None
+    rounds: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Seconds:
     """Where the time went, by the wall clock."""
 
@@ -72,18 +85,24 @@ class Kept(Spelled):
     failures: Mapping[str, Failure] = field(default_factory=dict)
     heats: tuple[Mapping[str, Mapping[str, float]], ...] = ()
     "milliseconds by selector and round, in the order of running"
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    "by name, in the order asked for"
     tick_ms: float = 0.0
     flops: int | None = None
     timer: str | None = None
     l2: str | None = None
     seconds: Seconds = field(default_factory=Seconds)
 
+    def race_rules(self) -> Rules:
+        """How it is raced."""
+        return Rules(**dict(self.rules))
+
     def race(self) -> Race | None:
         """The race up to here; None where nobody is right."""
         names = [name for name in self.configs if name in self.checked]
         if not names:
             return None
-        race = Race(names, Rules(**dict(self.rules)), seed=self.settings.seed, tick_ms=self.tick_ms)
+        race = Race(names, self.race_rules(), seed=self.settings.seed, tick_ms=self.tick_ms)
         for times in self.heats:
             race.take({name: {int(index): ms for index, ms in own.items()} for name, own in times.items()})
         return race

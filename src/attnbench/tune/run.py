@@ -20,7 +20,7 @@ from attnbench.record import PlannedGroup, Record, Status
 from attnbench.stats.race_data import Heat
 from attnbench.sweep.run import Execution
 from attnbench.tune.ahead import compile_ahead
-from attnbench.tune.kept import Failure, Kept
+from attnbench.tune.kept import Failure, Kept, Reference
 from attnbench.tune.kept import write as write_kept
 
 CHECKED_TOGETHER = 16
@@ -52,6 +52,7 @@ class Tuning:
         execution: with the worker that checks and measures.
         files: paths of --backends files.
         jobs: processes that compile ahead; 0 leaves that to the first call of the measuring one.
+        references: other backends, sampled in turn with the pick when the race is over.
         on_progress: told what happens.
     """
 
@@ -60,6 +61,7 @@ class Tuning:
     execution: Execution
     files: tuple[str, ...] = ()
     jobs: int = 0
+    references: tuple[str, ...] = ()
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
 
     def carry_out(self) -> Kept:
@@ -68,10 +70,12 @@ class Tuning:
         Raises:
             NothingToRun: no configuration runs and is right, or no worker could be started.
         """
-        self.prepare()
-        self._race()
         if self.kept.outcome() is None:
-            raise NothingToRun(nobody_ran(self.kept))
+            self.prepare()
+            self._race()
+            if self.kept.outcome() is None:
+                raise NothingToRun(nobody_ran(self.kept))
+        self._refer()
         return self.kept
 
     def prepare(self) -> None:
@@ -161,6 +165,21 @@ class Tuning:
             "race": time.perf_counter() - began, "sampling": self.execution.sampling_s - sampled})
         return times
 
+    def _refer(self) -> None:
+        """Sample the references that are not known yet in turn with the pick."""
+        kept = self.kept
+        names = [name for name in self.references if name not in kept.references]
+        outcome = kept.outcome()
+        if not names or outcome is None:
+            return
+        self._tell("references", 0, len(names))
+        rules = kept.race_rules()
+        settings = dataclasses.replace(kept.settings, check=True, measure=True, iterations=rules.final_rounds,
+                                       warmup=rules.warmup, baseline=outcome.pick)
+        records = self.execution.one(self.group("references", [outcome.pick, *names]), settings)
+        found = {record.backend: _reference(record, kept.backend) for record in records if record.backend in names}
+        self._keep(references={**kept.references, **found})
+
     # ── keeping and telling ────────────────────────────────────────────────────────────────────────
 
     def _left(self) -> list[str]:
@@ -196,3 +215,15 @@ def nobody_ran(kept: Kept) -> str:
         counted[alike] = counted.get(alike, 0) + 1
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items(), key=lambda one: -one[1])[:4])
     return f"{kept.backend}: case={kept.case_id} is run by none of {len(kept.configs)} configurations; {reasons}"
+
+
+def _reference(record: Record, backend: str) -> Reference:
+    if record.time is None:
+        return Reference(reason=f"{record.status.value}: {(record.reason or '').removeprefix(f'{record.backend}: ')}")
+    speedup = record.speedup
+    if speedup is None:
+        return Reference(median_ms=record.time.median_ms, rounds=len(record.time.rounds),
+                         reason=f"not sampled in turn with {backend}")
+    low, high = speedup.ci_low, speedup.ci_high
+    return Reference(median_ms=record.time.median_ms, rounds=len(record.time.rounds), ratio=1 / speedup.ratio,
+                     ci_low=1 / high if high else None, ci_high=1 / low if low else None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described
+from attnbench.backends.registry import split_selectors
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.base import Case, load_workload
 
@@ -33,6 +34,31 @@ def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
         raise UsageError(refusal(who, "BACKEND", name, "has no configurations to choose from",
                                  f"one that has: {others}"))
     return known[name]
+
+
+def references_of(
+    texts: Sequence[str] | None, backend: Backend, known: Mapping[str, Backend], who: str
+) -> tuple[str, ...]:
+    """Other backends to show beside the pick: those asked for, ``none``, or the backend's own list.
+
+    Raises:
+        UsageError: there is none of that name, or it is of another workload.
+    """
+    if texts is None:
+        return backend.references
+    names = tuple(dict.fromkeys(word for text in texts for word in split_selectors(text)))
+    if not names:
+        raise UsageError(refusal(who, "--reference", ",".join(texts), "names nothing", "names of backends, or none"))
+    if names == ("none",):
+        return ()
+    for name in names:
+        bare = name.partition("[")[0]
+        if bare not in known:
+            raise unknown(who, "--reference", name, known)
+        if known[bare].workload != backend.workload:
+            raise UsageError(refusal(who, "--reference", name, f"is of the workload {known[bare].workload}",
+                                     f"one of {backend.workload}, as {backend.name} is"))
+    return names
 
 
 def with_a_space(known: Mapping[str, Backend]) -> list[str]:

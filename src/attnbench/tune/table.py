@@ -13,23 +13,35 @@ from attnbench.tune.kept import Kept
 from attnbench.tune.space import short_of
 
 COLUMNS = ("backend", "config", "case", "seqlen", "ended", "stage", "ratio_to_pick", "ci_low", "ci_high", "median_ms",
-           "tflops", "samples", "reason")
+           "tflops", "relative_performance", "samples", "reason")
 
 
 def rows(kept: Kept, outcome: Outcome) -> list[dict[str, Any]]:
     """One row a configuration, the pick first, those that fell out last.
 
-    ``ratio_to_pick`` is its time over the pick's; ``ended`` is picked, final, cut, dropped, or the
-    status of a failure; what is not known is None.
+    ``ratio_to_pick`` is its time over the pick's; ``ended`` is picked, final, cut, dropped, reference, or the
+    status of a failure; what is not known is None.  ``relative_performance`` is the time of the first reference that
+    has one over the row's, in percent.  References follow the configurations.
     """
     common = {"backend": kept.backend, "case": kept.case_id, "seqlen": kept.case.get("seqlen")}
+    full = next((one.ratio for one in kept.references.values() if one.ratio is not None), None)
+
+    def relative(ratio: float | None) -> float | None:
+        return None if full is None or ratio is None else 100 * full / ratio
+
     found = []
     for one in outcome.standings:
         tflops = None if kept.flops is None else kept.flops / one.median_ms / 1e9
         found.append(dict.fromkeys(COLUMNS) | common | {
             "config": short_of(one.name), "ended": one.ended, "stage": one.stage, "ratio_to_pick": one.ratio,
             "ci_low": one.ci_low, "ci_high": one.ci_high, "median_ms": one.median_ms, "tflops": tflops,
-            "samples": one.rounds, **_flat(kept.configs[one.name])})
+            "relative_performance": relative(one.ratio), "samples": one.rounds, **_flat(kept.configs[one.name])})
+    for name, other in kept.references.items():
+        tflops = None if kept.flops is None or other.median_ms is None else kept.flops / other.median_ms / 1e9
+        found.append(dict.fromkeys(COLUMNS) | common | {
+            "backend": name, "config": "default", "ended": "reference", "ratio_to_pick": other.ratio,
+            "ci_low": other.ci_low, "ci_high": other.ci_high, "median_ms": other.median_ms, "tflops": tflops,
+            "relative_performance": relative(other.ratio), "samples": other.rounds, "reason": other.reason})
     for name, failure in kept.failures.items():
         found.append(dict.fromkeys(COLUMNS) | common | {
             "config": short_of(name), "ended": failure.status, "reason": failure.reason, **_flat(kept.configs[name])})

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from attnbench.record import PlannedGroup
-from attnbench.stats.race_data import Outcome
+from attnbench.stats.race_data import Outcome, Standing
 from attnbench.tune.kept import Kept
 from attnbench.worker.outcome import repro
 
@@ -49,3 +49,15 @@ def rerun(kept: Kept, outcome: Outcome, files: Sequence[str]) -> str:
     group = PlannedGroup(group=kept.case_id, workload=kept.workload, case=kept.case, case_id=kept.case_id,
                          backends=(kept.backend, outcome.pick))
     return repro(group, dataclasses.replace(kept.settings, baseline=kept.backend), outcome.pick, files)
+
+
+def standings(kept: Kept) -> list[Standing]:
+    """The references that have a time beside the pick's, for the table of the race."""
+    return [Standing(name=name, ratio=one.ratio, ci_low=one.ci_low, ci_high=one.ci_high, median_ms=one.median_ms,
+                     rounds=one.rounds, stage=0, ended="reference")
+            for name, one in kept.references.items() if one.ratio is not None and one.median_ms is not None]
+
+
+def no_times(kept: Kept) -> list[tuple[str, str, str]]:
+    """Status, name and reason of the references that have none."""
+    return [("reference", name, one.reason or "") for name, one in kept.references.items() if one.ratio is None]
