@@ -116,6 +116,8 @@ class Work:
     flops: int
     bytes: int
     executed_flops: int | None = None
+    dense_flops: int | None = None
+    "of a sparse case: what a dense kernel has to compute"
 
     @property
     def least_flops(self) -> int:
@@ -129,6 +131,8 @@ class Rate:
 
     tflops: float | None = None
     executed_tflops: float | None = None
+    effective_tflops: float | None = None
+    "of a sparse case: dense FLOPs over the median time"
     gbps: float | None = None
     percent_of_peak: float | None = None
     "share of the data-sheet peak that bounds the case; None where that is not known, or does not bound the launch"
@@ -140,6 +144,7 @@ class Rate:
         share = None if (percent_of_peak or 0.0) > 100.0 else percent_of_peak  # 8-bit arithmetic, data in the L2
         return cls(
             tflops=work.flops / median_ms / 1e9, gbps=work.bytes / median_ms / 1e6,
+            effective_tflops=None if work.dense_flops is None else work.dense_flops / median_ms / 1e9,
             executed_tflops=None if work.executed_flops is None else work.executed_flops / median_ms / 1e9,
             percent_of_peak=share,
             peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed",

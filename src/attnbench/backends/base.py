@@ -151,6 +151,10 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         if self.module and not module_exists(self.module):
             raise Unavailable(f"{self.name}: module={self.module} is not installed; {self.install}")
 
+    def variant_of(self, case: CaseT) -> str:
+        """The function computed for this case, where that depends on it."""
+        return self.variant
+
     def check(self, case: CaseT, machine: Machine) -> None:
         """Refuse a case this implementation cannot take.
 
