@@ -218,9 +218,9 @@ def test_limits_refuse_by_field(limits, values, words):
 def test_cards_are_refused_by_their_capability():
     limits = SparseLimits(dtypes=("fp32",), capability=(9, 0), capability_below=(10, 0))
     limits.check("who", case_of(), Machine("cuda", (9, 0)))
-    with pytest.raises(Unsupported, match="compute capability=8.6 is too old; at least 9.0"):
+    with pytest.raises(Unsupported, match=r"compute capability=8\.6 is too old; at least 9\.0"):
         limits.check("who", case_of(), Machine("cuda", (8, 6)))
-    with pytest.raises(Unsupported, match="compute capability=10.0 is not supported; below 10.0"):
+    with pytest.raises(Unsupported, match=r"compute capability=10\.0 is not supported; below 10\.0"):
         limits.check("who", case_of(), Machine("cuda", (10, 0)))
 
 
