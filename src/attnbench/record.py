@@ -148,10 +148,11 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Error:
-    """One output or gradient against the oracle; None where a NaN or infinity leaves no distance."""
+    """One output or gradient, and its worst head, against the oracle; None where a NaN or infinity has no distance."""
 
     max_abs: float | None
     rel_l1: float | None
+    head_rel_l1: float | None = None
     rmse: float | None
     cosine: float | None
     budget: float
@@ -208,9 +209,8 @@ class Record(Spelled):
     "short form of the kernel configuration"
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
-    "of one launch, in order, as the profiler names them"
     kernel_ms: tuple[float, ...] = ()
-    "median time of each of them"
+    "of one launch, in order, as the profiler names them, and the median time of each"
     environment: int | None = None
     "index into Run.environments"
     replicate: int = 0

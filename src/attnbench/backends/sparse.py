@@ -179,7 +179,7 @@ class SparseOperands(Operands):
     def __init__(self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool) -> None:
         super().__init__(case.dense, inputs.dense, heads_first=heads_first)
 
-    def load(self, inputs: Any) -> None:
+    def load(self, inputs: SparseInputs) -> None:  # type: ignore[override]  # those of its own workload
         """Copy new values of the same shapes in place."""
         super().load(inputs.dense)
 
