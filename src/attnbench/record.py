@@ -19,8 +19,7 @@ from typing import Any, Literal, TypeVar
 from attnbench.errors import RunFileError
 from attnbench.text import Spelled, check_case, check_depth, check_id, shown
 
-SCHEMA = 1
-"""Version of the run file; a reader refuses a newer one."""
+SCHEMA = 1  # version of the run file; a reader refuses a newer one
 T = TypeVar("T")
 
 
@@ -111,11 +110,12 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Useful work of the case; `executed_flops` is what the launch says it really did."""
+    """Useful work of the case; `executed_flops` is the launch's, `dense_flops` a dense kernel's on a sparse case."""
 
     flops: int
     bytes: int
     executed_flops: int | None = None
+    dense_flops: int | None = None
 
     @property
     def least_flops(self) -> int:
@@ -125,10 +125,11 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """Work over the median time."""
+    """Work over the median time; `effective_tflops` counts the dense FLOPs of a sparse case."""
 
     tflops: float | None = None
     executed_tflops: float | None = None
+    effective_tflops: float | None = None
     gbps: float | None = None
     percent_of_peak: float | None = None
     "share of the data-sheet peak that bounds the case; None where that is not known, or does not bound the launch"
@@ -138,20 +139,20 @@ class Rate:
     def of(cls, work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
         """Work over a median time; the caller, who knows the card, says the share of the peak (of `least_flops`)."""
         share = None if (percent_of_peak or 0.0) > 100.0 else percent_of_peak  # 8-bit arithmetic, data in the L2
-        return cls(
-            tflops=work.flops / median_ms / 1e9, gbps=work.bytes / median_ms / 1e6,
-            executed_tflops=None if work.executed_flops is None else work.executed_flops / median_ms / 1e9,
-            percent_of_peak=share,
-            peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed",
-        )
+        useful, executed, effective = (None if flops is None else flops / median_ms / 1e9
+                                       for flops in (work.flops, work.executed_flops, work.dense_flops))
+        return cls(tflops=useful, executed_tflops=executed, effective_tflops=effective,
+                   gbps=work.bytes / median_ms / 1e6, percent_of_peak=share,
+                   peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Error:
-    """One output or gradient against the oracle; None where a NaN or infinity leaves no distance."""
+    """One output or gradient, and its worst head, against the oracle; None where a NaN or infinity has no distance."""
 
     max_abs: float | None
     rel_l1: float | None
+    head_rel_l1: float | None = None
     rmse: float | None
     cosine: float | None
     budget: float
@@ -208,9 +209,8 @@ class Record(Spelled):
     "short form of the kernel configuration"
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
-    "of one launch, in order, as the profiler names them"
     kernel_ms: tuple[float, ...] = ()
-    "median time of each of them"
+    "of one launch, in order, as the profiler names them, and the median time of each"
     environment: int | None = None
     "index into Run.environments"
     replicate: int = 0

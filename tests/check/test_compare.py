@@ -215,7 +215,7 @@ def test_the_size_of_a_chunk_changes_nothing(chunk, monkeypatch):
     whole = measure(x, t, limit=1.0, expected=expected_of(t.abs()))
     monkeypatch.setitem(CHUNK, "cpu", chunk)
     pieces = measure(x.transpose(0, 1).contiguous().transpose(0, 1), t, limit=1.0, expected=expected_of(t.abs()))
-    for name in ("max_abs", "worst", "over", "rel_l1", "rmse", "cosine", "largest", "rms"):
+    for name in ("max_abs", "worst", "over", "rel_l1", "head_rel_l1", "rmse", "cosine", "largest", "rms"):
         assert getattr(pieces, name) == pytest.approx(getattr(whole, name), rel=1e-12)
     assert (pieces.row, pieces.slice) == (whole.row, whole.slice)
 

@@ -43,12 +43,15 @@ class Budget:
     ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step
     of that precision at the output's largest value, or as many times twice the error that an analysis of
     rounding expects; or ``relative`` × the output's root mean square, if that is larger (for kernels that
-    compute in a lower precision by design).  `check.compare` states the whole rule: gradients, and what
-    holds of rows and heads.
+    compute in a lower precision by design).  Such a kernel may also bound the relative L1 distance Σ|x - t| / Σ|t|,
+    of the whole output and of its worst head: None is no bound.  `check.compare` states the whole rule: gradients,
+    and what holds of rows and heads.
     """
 
     factor: float = 2.0
     relative: float = 0.0
+    rel_l1: float | None = None
+    head_rel_l1: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no error can be held against.
@@ -56,8 +59,10 @@ class Budget:
         Raises:
             UsageError: a number that is infinite, no number or negative.
         """
-        for name in ("factor", "relative"):
+        for name in ("factor", "relative", "rel_l1", "head_rel_l1"):
             value = getattr(self, name)
+            if value is None and name.endswith("rel_l1"):
+                continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise UsageError(refusal("budget", name, value, "cannot be used", "a finite number, at least 0"))
 
@@ -152,6 +157,10 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         """
         if self.module and not module_exists(self.module):
             raise Unavailable(f"{self.name}: module={self.module} is not installed; {self.install}")
+
+    def variant_of(self, case: CaseT) -> str:
+        """The function computed for this case, where that depends on it."""
+        return self.variant
 
     def check(self, case: CaseT, machine: Machine) -> None:
         """Refuse a case this implementation cannot take.

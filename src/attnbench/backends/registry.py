@@ -89,7 +89,7 @@ def select(
     """Expand selectors into backend names, in the order asked for, each once.
 
     Args:
-        names: selectors, each possibly a comma list.
+        names: selectors, each possibly a comma list; with a workload, ``flex`` may stand for ``sparse-flex``.
         skip: selectors of what to leave out; a bare name leaves out its configurations too.
         workload: only backends of this workload; one of another, asked for by name, is refused.
         backends: to choose from, by name; None is `all_backends`.
@@ -187,6 +187,9 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
+        if name not in ours and f"{workload}-{name}" in ours:  # the workload's name may be left out
+            name = f"{workload}-{name}"
+            selector = name if short is None else f"{name}[{short}]"
         pattern = "*" if name == "all" else name
         if has_wildcard(pattern):
             matching = [one for one in ours if fnmatchcase(one, pattern)]

@@ -23,6 +23,10 @@ output may be off by
   the query heads of a KV head, each stored rounded by some, and by torch on a CPU each part of a sum of 16-bit
   gradients.
 
+**Relative L1.**  A kernel of lower precision by design has a wide budget for its largest error, in which a broken
+scale can hide.  Its `Budget` may also bound Σ|x - t| / Σ|t|, of the whole output (``rel_l1``) and of the head where it
+is largest (``head_rel_l1``); gradients have twice of both.
+
 **Rows and slices.**  The largest error alone cannot see a wrong row of small values.  So every output is also held row
 by row and slice by slice (a head), in units of what rounding explains there: the norm of the error over the norm of
 the expected errors.  A row may reach the larger of REACH and the plain evaluation's worst row, times factor; a
@@ -84,6 +88,10 @@ class Limits:
     slice: float
     by_design: float
     "root mean square of an error that a backend of lower precision may have anywhere"
+    rel_l1: float
+    "of the whole output"
+    head_rel_l1: float
+    "of the worst head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +150,8 @@ def make_truth(
 def limits(name: str, truth: Truth, budget: Budget) -> Limits:
     """What the budget accepts of an output."""
     plain, is_gradient = truth.plain[name], truth.kinds[name] is OutputKind.GRADIENT
-    factor = budget.factor * (GRADIENT_SLACK if is_gradient else 1.0)
+    slack = GRADIENT_SLACK if is_gradient else 1.0
+    factor = budget.factor * slack
     absolute = budget.relative * plain.rms
     # Few terms make up a row of a gradient (one, at the last key of a causal mask), and their factors may cancel
     # where the derivation has none of it: what is less than a half step of the largest element is no wrong row.
@@ -153,6 +162,8 @@ def limits(name: str, truth: Truth, budget: Budget) -> Limits:
         row=factor * max(plain.row.value, REACH),
         slice=factor * max(plain.slice.value if plain.slice else 0.0, 1.0),
         by_design=unseen,
+        rel_l1=slack * (math.inf if budget.rel_l1 is None else budget.rel_l1),
+        head_rel_l1=slack * (math.inf if budget.head_rel_l1 is None else budget.head_rel_l1),
     )
 
 
@@ -179,8 +190,8 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
         fault = _fault(name, off, accepted, tuple(right.shape))
         if fault:
             faults[name] = fault
-        errors[name] = Error(max_abs=off.max_abs, rel_l1=off.rel_l1, rmse=off.rmse, cosine=off.cosine,
-                             budget=accepted.element, ok=not fault)
+        errors[name] = Error(max_abs=off.max_abs, rel_l1=off.rel_l1, head_rel_l1=off.head_rel_l1, rmse=off.rmse,
+                             cosine=off.cosine, budget=accepted.element, ok=not fault)
     return Comparison(errors, faults)
 
 
@@ -215,6 +226,10 @@ def _fault(name: str, off: Deviation, accepted: Limits, shape: tuple[int, ...]) 
         where = f"[..., {off.slice.at}, :]" if len(shape) > 2 else "the whole"
         return (f"{name}: wrong values in a slice: {off.slice.value:.3g} times what rounding explains "
                 f"(budget {accepted.slice:.3g}) at {where}")
+    for words, value, most in (("", off.rel_l1, accepted.rel_l1), (" of a head", off.head_rel_l1,
+                                                                    accepted.head_rel_l1)):
+        if value is not None and value > most:
+            return f"{name}: wrong values: relative L1{words} {value:.3g} (budget {most:.3g})"
     return None
 
 

@@ -61,6 +61,8 @@ class Deviation:
     "elements whose error is above the limit given"
     rel_l1: float
     "Σ|x - t| / Σ|t|; where the truth is all 0, / Σ|x|"
+    head_rel_l1: float | None
+    "the same of the slice where it is largest; None where slices are too small to judge"
     rmse: float
     cosine: float
     "1 where both are all 0, 0 where one is"
@@ -98,10 +100,11 @@ def measure(
         by_design: root mean square of an error up to which a row or slice has none that counts.
     """
     if not truth.numel():
-        return Deviation(numel=0, max_abs=0.0, worst=0, over=0, rel_l1=0.0, rmse=0.0, cosine=1.0, largest=0.0, rms=0.0,
-                         row=NOWHERE, slice=None)
+        return Deviation(numel=0, max_abs=0.0, worst=0, over=0, rel_l1=0.0, head_rel_l1=None, rmse=0.0, cosine=1.0,
+                         largest=0.0, rms=0.0, row=NOWHERE, slice=None)
     width, lead = truth.shape[-1], tuple(truth.shape[:-1])
-    table, errors, norms = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
+    table, rows = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
+    errors, norms = rows["errors"], rows["norms"]
     absolute, truth_abs, found_abs, dot, found_square, over = (math.fsum(row[i] for row in table) for i in range(6))
     error_square, truth_square = errors.sum().item(), norms.sum().item()
     max_abs, worst = max((row[7], -int(row[8])) for row in table)
@@ -110,6 +113,7 @@ def measure(
     return Deviation(
         numel=truth.numel(), max_abs=max_abs, worst=-worst, over=int(over),
         rel_l1=absolute / scale if scale else 0.0,
+        head_rel_l1=_worst_rel_l1(rows["off"].reshape(lead), rows["size"].reshape(lead)),
         rmse=math.sqrt(error_square / truth.numel()),
         cosine=dot / both if both else float(found_square == truth_square),
         largest=max(row[6] for row in table),
@@ -120,26 +124,29 @@ def measure(
     )
 
 
-def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float]], Tensor, Tensor]:
-    """Nine sums and extremes of each chunk of rows, and Σ(x - t)² and Σt² of each row."""
+def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float]], dict[str, Tensor]]:
+    """Nine sums and extremes of each chunk of rows; of each row Σ(x - t)², Σt², Σ|x - t| and Σ|t|."""
     import torch
 
     rows, width = truth.shape
-    errors, norms = (torch.empty(rows, dtype=torch.float64, device=truth.device) for _ in range(2))
+    sums = {name: torch.empty(rows, dtype=torch.float64, device=truth.device)
+            for name in ("errors", "norms", "off", "size")}
     step = max(1, CHUNK["cuda" if truth.is_cuda else "cpu"] // width)
     chunks = []
     for start in range(0, rows, step):
         span = slice(start, min(start + step, rows))
         x, t = found[span].double(), truth[span].double()
         error = (x - t).abs_()
-        errors[span], norms[span] = error.square().sum(-1), t.square().sum(-1)
+        of_rows = (error.square(), t.square(), error, t.abs())
+        for values, name in zip(of_rows, sums, strict=True):
+            sums[name][span] = values.sum(-1)
         top, at = error.reshape(-1).max(0)
         # Read once at the end: asking the device for numbers chunk by chunk would wait for each.
         chunks.append(torch.stack([
             error.sum(), t.abs().sum(), x.abs().sum(), (x * t).sum(), x.square().sum(), (error > limit).sum().double(),
             t.abs().max(), top, (at + start * width).double(),
         ]))
-    return torch.stack(chunks).tolist(), errors, norms
+    return torch.stack(chunks).tolist(), sums
 
 
 def _worst(errors: Tensor, expected: Tensor, by_design: float) -> Times:
@@ -147,6 +154,15 @@ def _worst(errors: Tensor, expected: Tensor, by_design: float) -> Times:
     times = (errors / expected).sqrt().nan_to_num(nan=0.0, posinf=math.inf)
     value, at = times.masked_fill(errors <= by_design, 0.0).max(0)
     return Times(value.item(), int(at.item()))
+
+
+def _worst_rel_l1(off: Tensor, size: Tensor) -> float | None:
+    """Largest Σ|x - t| / Σ|t| of a slice, of such sums by row; a slice whose truth is all 0 has to be 0."""
+    slices = off.shape[-1] if off.dim() > 1 else 1
+    if off.numel() // slices < SLICE_ROWS:
+        return None
+    off, size = (values.reshape(-1, slices).sum(0) for values in (off, size))
+    return float((off / size).nan_to_num(nan=0.0, posinf=math.inf).max().item())
 
 
 def _worst_slice(errors: Tensor, expected: Tensor, by_design: float) -> Times | None:

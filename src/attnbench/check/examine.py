@@ -57,6 +57,8 @@ class Outcome:
     errors: Mapping[str, Error] = field(default_factory=dict)
     "of each output that could be compared"
     notes: tuple[str, ...] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+    "how good the launch's choice is (`workloads.base.Choice.measures`)"
 
 
 class Wrong(Exception):
@@ -103,6 +105,7 @@ class Examination:
     budget: Budget
     announce: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
     state: GlobalState = field(init=False)
 
     def run(self, procedure: Callable[[Examination], Mapping[str, Error]]) -> Outcome:
@@ -121,7 +124,7 @@ class Examination:
             self._put_back()
             # Memory of the harness: counted after this, it would be the launch's.
             self.references.forget()
-        return Outcome(reason is None, reason, errors, tuple(self.notes))
+        return Outcome(reason is None, reason, errors, tuple(self.notes), self.counters)
 
     def _put_back(self) -> None:
         self.notes += [note for note in self.state.restore() if note not in self.notes]
@@ -134,6 +137,8 @@ class Examination:
         outputs = self._finished(settle=True)
         errors = self._right(outputs, first)
         self._untouched()
+        if (chosen := first.choice(self.variant, outputs)) is not None:
+            self.counters = first.measures(self.variant, chosen)
 
         self.announce("check: fresh data")
         self.launch.reload(second.inputs)

@@ -70,8 +70,10 @@ class Reference:
     def truth(self, variant: str) -> Truth:
         """Oracle and plain evaluation for a variant, computed when first asked for."""
         if variant not in self._truths:
-            self._truths[variant] = self._evaluated(variant, lambda dtype: self.workload.oracle(
-                variant, self.case, self.inputs, dtype=dtype, draw=self.draw))
+            self._truths[variant] = self._evaluated(
+                variant,
+                lambda dtype: self.workload.oracle(variant, self.case, self.inputs, dtype=dtype, draw=self.draw),
+                lambda: self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw))
         return self._truths[variant]
 
     def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
@@ -98,24 +100,36 @@ class Reference:
             if faults or choice.is_oracles(self.case, self.inputs, kept):
                 truth = self.truth(variant)
             else:
-                truth = self._evaluated(variant, lambda dtype: choice.follow(
-                    self.case, self.inputs, kept, dtype=dtype, draw=self.draw))
+                truth = self._evaluated(
+                    variant,
+                    lambda dtype: choice.follow(self.case, self.inputs, kept, dtype=dtype, draw=self.draw),
+                    lambda: choice.expected_errors(self.case, self.inputs, kept, draw=self.draw))
             words = {name: f"{name}: {'; '.join(faults)}"} if faults else {}
             self._followed[variant] = last = _Followed(kept, words, truth)
         return last.truth, last.faults
+
+    def measures(self, variant: str, chosen: Tensor) -> dict[str, float]:
+        """How good a choice without faults is, by name."""
+        choice = self.workload.choice(variant)
+        if choice is None:
+            return {}
+        dtype = oracle_dtype(self.workload.result_dtype(self.case), chosen.device)
+        return dict(choice.measures(self.case, self.inputs, chosen, dtype=dtype, draw=self.draw))
 
     def forget(self) -> None:
         """Free what followed from choices."""
         self._followed.clear()
 
-    def _evaluated(self, variant: str, evaluate: Callable[[Any], dict[str, Tensor]]) -> Truth:
+    def _evaluated(
+        self, variant: str, evaluate: Callable[[Any], dict[str, Tensor]], errors: Callable[[], dict[str, Tensor]]
+    ) -> Truth:
         import torch
 
         results = self.workload.result_dtype(self.case)
         dtype = torch_dtype(results)
         device = next(iter(self.inputs.tensors().values())).device
         oracle, plain = (evaluate(precision) for precision in (oracle_dtype(results, device), dtype))
-        expected = self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw)
+        expected = errors()
         with torch.no_grad():
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 

@@ -121,9 +121,9 @@ class GroupRun(GroupEnds):
             raise Unsupported(f"{name}: device={self.machine.device} is not supported; {wanted}")
         backend.probe()
         backend.check(self.case, self.machine)
-        if backend.variant not in self.workload.variants:
+        if (variant := backend.variant_of(self.case)) not in self.workload.variants:
             # Found only when its oracle is asked for, it would take the group's other backends along.
-            raise unknown(name, "variant", backend.variant, self.workload.variants)
+            raise unknown(name, "variant", variant, self.workload.variants)
         return backend
 
     def _prepared(self, entries: Sequence[Entry]) -> bool:
@@ -143,7 +143,7 @@ class GroupRun(GroupEnds):
                 self.page.say(HARNESS, "oracle")
                 fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=place)
                 self.references = References(self.workload, self.case, self.inputs, fresh, seed=settings.seed)
-                for variant in {entry.backend.variant for entry in entries}:
+                for variant in {entry.backend.variant_of(self.case) for entry in entries}:
                     for reference in (self.references.first, self.references.second):
                         reference.truth(variant)
             return True
@@ -241,10 +241,11 @@ class GroupRun(GroupEnds):
         builder.note(*outcome.notes)
         if outcome.errors:
             builder.errors = outcome.errors
+        builder.counters = {**builder.counters, **outcome.counters}
         return outcome
 
     def _terms(self, entry: Entry) -> dict[str, Any]:
-        return {"variant": entry.backend.variant, "budget": entry.backend.budget(self.case),
+        return {"variant": entry.backend.variant_of(self.case), "budget": entry.backend.budget(self.case),
                 "announce": lambda phase: self.page.say(entry.index, phase)}
 
     def _memory(self, entry: Entry) -> None:
@@ -355,7 +356,7 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             builder.executed_flops = executed_flops(builder.name, launch)
-            builder.counters = counters(builder.name, launch)
+            builder.counters = {**builder.counters, **counters(builder.name, launch)}
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)

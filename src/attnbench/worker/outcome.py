@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import shlex
@@ -36,6 +37,8 @@ from attnbench.worker.source import hash_of
 from attnbench.workloads.base import Case, Workload, load_workload
 
 LOWEST_SHRINK = 1 / 64
+CHOSEN_WORK = {"flops": "useful_flops", "bytes": "least_bytes"}
+"Fields of `Work` and the counters that hold those of a choice (`workloads.base.Choice.measures`)."
 
 
 class RecordBuilder:
@@ -80,7 +83,8 @@ class RecordBuilder:
 
     def passed_check(self) -> Record:
         """Correct; nothing was timed."""
-        return self._record(status=Status.PASSED, errors=self.errors, memory=self.memory, work=self._work())
+        return self._record(status=Status.PASSED, errors=self.errors, memory=self.memory, work=self._work(),
+                            counters=self.counters)
 
     def passed(
         self, time: Time, timing: Timing, *, timers: Mapping[str, Time], phases: Mapping[str, Time],
@@ -105,7 +109,9 @@ class RecordBuilder:
 
     def _work(self) -> Work:
         work: Work = self.workload.work(self.case)
-        return Work(flops=work.flops, bytes=work.bytes, executed_flops=self.executed_flops)
+        # What a launch chose is its problem: the check has counted it.
+        chosen = {field: int(self.counters[name]) for field, name in CHOSEN_WORK.items() if name in self.counters}
+        return dataclasses.replace(work, executed_flops=self.executed_flops, **chosen)
 
     def _record(self, **fields: Any) -> Record:
         fields["notes"] = tuple(map(without_paths, fields.get("notes", self.notes)))

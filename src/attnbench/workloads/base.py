@@ -129,6 +129,21 @@ class Choice(Protocol[JudgedCase, JudgedInputs]):
         """What `Workload.oracle` answers, had it made this choice."""
         ...
 
+    def expected_errors(
+        self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """What `Workload.expected_errors` answers, had the oracle made this choice."""
+        ...
+
+    def measures(
+        self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
+    ) -> Mapping[str, float]:
+        """How good a choice is, for the counters of the record; it decides no verdict.
+
+        Where the choice sets how much there is to compute, `useful_flops` and `least_bytes` say it.
+        """
+        ...
+
 
 class Workload(ABC, Generic[CaseT, InputsT]):
     """A family of problems."""

@@ -16,7 +16,7 @@ Sq · Sk.  The parts of dK and dV that the chunks give are summed in at least fp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -56,6 +56,18 @@ class Rule:
         if self.right is not None:
             largest = min(largest, diagonal + self.right)
         return least, largest
+
+    def mask(self, rows: range, columns: range, sizes: tuple[int, int], device: torch.device) -> Tensor | None:
+        """Which of these keys each of these queries sees, bool [..., rows, columns]; None where all are.
+
+        Args:
+            rows: queries.
+            columns: keys.
+            sizes: queries and keys of the sequence.
+            device: of the mask.
+        """
+        band = self.band(*sizes)
+        return None if band == (1 - sizes[0], sizes[1] - 1) else visible(rows, columns, band, device)
 
 
 def reachable(rows: range, keys: int, band: tuple[int, int]) -> range:
@@ -99,7 +111,7 @@ def evaluate(
 
 def in_blocks(
     case: AttentionCase, inputs: AttentionInputs, answer: Callable[..., dict[str, Tensor]], *, dtype: torch.dtype,
-    draw: Draw, workspace: int | None,
+    draw: Draw, workspace: int | None, beside: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Put together what `answer` gives for the drawn pairs, as many of the same lengths at a time as fit.
 
@@ -110,16 +122,21 @@ def in_blocks(
         dtype: of the tensors it is called with, and of the result.
         draw: which pairs.
         workspace: as in `evaluate`.
+        beside: further tensors that `answer` takes by name, [B, rows, H, size] of the query heads of a case that is
+            not packed; it is called with [N, R, rows, size].
     """
+    beside = beside or {}
     if workspace is None:
         workspace = parts.CPU_WORKSPACE if inputs.q.device.type == "cpu" else parts.WORKSPACE
     shapes = parts.output_shapes(case, draw)
     result = {name: torch.empty(shape, dtype=dtype, device=inputs.q.device) for name, shape in shapes.items()}
     views = {name: parts.result_pieces(case, name, tensor, draw) for name, tensor in result.items()}
     sources = {name: parts.pieces(case, name, getattr(inputs, name).detach(), draw) for name in parts.input_names(case)}
+    aside = {name: parts.pieces(case, "q", tensor, draw) for name, tensor in beside.items()}
     for block in _blocks(case, parts.pairs_of(case, draw), workspace):
         stacked = {name: _heads_first(torch.stack([source[i] for i in block]).to(dtype))
                    for name, source in sources.items()}
+        stacked |= {name: _heads_first(torch.stack([source[i] for i in block])) for name, source in aside.items()}
         for name, found in answer(**stacked, workspace=workspace).items():
             for i, piece in zip(block, _heads_first(found), strict=True):
                 views[name][i].copy_(piece)
@@ -171,7 +188,7 @@ def attend(
             continue
         low, high = seen.start, seen.stop
         q_rows, k_seen, v_seen = q[:, :, start:stop], k[:, low:high], v[:, low:high]
-        mask = None if band == (1 - queries, keys - 1) else visible(range(start, stop), seen, band, q.device)
+        mask = rule.mask(range(start, stop), seen, (queries, keys), q.device)
         p = _probabilities(_product(q_rows, k_seen.mT) * rule.scale, mask)
         out[:, :, start:stop] = _product(p, v_seen)
         if dout is None:

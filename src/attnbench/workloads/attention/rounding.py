@@ -33,7 +33,7 @@ from torch import Tensor
 from attnbench.workloads.attention import parts
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.inputs import AttentionInputs, torch_dtype
-from attnbench.workloads.attention.oracle import Rule, in_blocks, reachable, visible
+from attnbench.workloads.attention.oracle import Rule, in_blocks, reachable
 from attnbench.workloads.base import Draw
 from attnbench.workloads.rounding import ADD, FUNCTION, SUM, Format
 
@@ -98,7 +98,7 @@ def deviations(
             continue
         at, of = slice(rows.start, rows.stop), slice(seen.start, seen.stop)
         tensors = q[:, :, at], k[:, :, of], v[:, :, of]
-        mask = None if band == (1 - queries, keys - 1) else visible(rows, seen, band, q.device)
+        mask = rule.mask(rows, seen, (queries, keys), q.device)
         found = _forward(*tensors, mask, rule.scale, numbers)
         out[:, :, at] = found.out_variance
         if dout is not None and dq is not None:

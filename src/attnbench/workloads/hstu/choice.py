@@ -6,13 +6,13 @@ each query in any order, -1 for none, S the case's block_counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from attnbench.workloads.base import Draw
-from attnbench.workloads.hstu import oracle_bsa
+from attnbench.workloads.hstu import oracle_bsa, rounding
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.inputs import HstuInputs
 
@@ -36,3 +36,15 @@ class BlockChoice:
     ) -> dict[str, Tensor]:
         """The block-sparse function of these blocks."""
         return oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=chosen)
+
+    def expected_errors(
+        self, case: HstuCase, inputs: HstuInputs, chosen: Tensor, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Those of the oracle's own blocks: another choice has as many blocks, of equal scores within rounding."""
+        return rounding.expected_errors_bsa(case, inputs, draw=draw)
+
+    def measures(
+        self, case: HstuCase, inputs: HstuInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
+    ) -> Mapping[str, float]:
+        """Nothing: a choice without faults is as good as the oracle's."""
+        return {}

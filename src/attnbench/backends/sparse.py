@@ -1,0 +1,263 @@
+"""What every adapter for block-sparse attention shares: its limits, said as data, and the map in its own blocks.
+
+There is one map, in the blocks of the case.  A library whose blocks differ takes it if it can be said in them exactly:
+larger blocks are cut into smaller ones; smaller ones are joined where the map keeps all or none of each union.  Else
+the library is skipped with that reason, or, with ``--widen``, computes every block of its own that holds a kept one:
+then the map it used is an output, and it is held against that map (variant `chosen`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import Backend, Launch, Machine
+from attnbench.backends.differentiable import Attention, Operands
+from attnbench.errors import Unsupported, refusal
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.sparse.case import BLOCKS, SparseCase
+from attnbench.workloads.sparse.patterns import block_map, visible_pairs
+from attnbench.workloads.sparse.work import density
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+HALF_DTYPES = ("fp16", "bf16")
+ALL_DTYPES = ACCEPTED_DTYPES
+Check = tuple[bool, str, object, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLimits:
+    """What a library takes; the defaults refuse whatever an adapter does not name."""
+
+    dtypes: tuple[str, ...] = HALF_DTYPES
+    headdims: tuple[int, ...] = ()
+    "the only head dimensions; () leaves it to the next"
+    max_headdim: int | None = None
+    blocks: tuple[str, ...] = BLOCKS
+    "queries x keys of the blocks of its maps, those it prefers first"
+    gqa: bool = False
+    causal: bool = False
+    bottom_right: bool = False
+    "causal with Sq ≠ Sk is aligned to the bottom right"
+    equal_counts: bool = False
+    "wants the same number of blocks in every row"
+    empty_rows: bool = False
+    "queries that see no key give 0"
+    whole_blocks: bool = False
+    "wants lengths that are multiples of the block"
+    batch: int | None = None
+    "most sequences of a call"
+    capability: tuple[int, int] | None = None
+    "least compute capability"
+    capability_below: tuple[int, int] | None = None
+    "first compute capability that is too new"
+
+    def check(self, who: str, case: SparseCase, machine: Machine) -> None:
+        """Refuse what is not within the limits.
+
+        Raises:
+            Unsupported: naming the first field that does not fit.
+        """
+        for fits, field, value, wrong, accepted in (*self._shape(case), *self._card(machine), *self._map(case)):
+            if not fits:
+                raise Unsupported(refusal(who, field, value, wrong, accepted))
+
+    def _shape(self, case: SparseCase) -> list[Check]:
+        dims, square = ", ".join(map(str, self.headdims)), case.seqlen == case.seqlen_k
+        return [
+            (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
+            (not self.headdims or case.headdim in self.headdims, "headdim", case.headdim, "is not supported",
+             f"one of {dims}"),
+            (self.max_headdim is None or case.headdim <= self.max_headdim, "headdim", case.headdim, "is too large",
+             f"at most {self.max_headdim}"),
+            (self.gqa or case.nheads == case.nheads_kv, "nheads_kv", case.nheads_kv, "differs from nheads",
+             f"the nheads, {case.nheads}"),
+            (self.batch is None or case.batch <= self.batch, "batch", case.batch, "is not supported",
+             f"at most {self.batch}"),
+            (self.causal or not case.causal, "causal", case.causal, "is not supported", "false"),
+            (not case.causal or square or self.bottom_right, "causal", f"{case.causal} with seqlen={case.seqlen}, "
+             f"seqlen_k={case.seqlen_k}", "would be aligned to the top left", "equal lengths"),
+        ]
+
+    def _card(self, machine: Machine) -> list[Check]:
+        have = machine.capability
+        if have is None:
+            return []
+        shown, least, end = (".".join(map(str, it)) if it else "" for it in (have, self.capability,
+                                                                            self.capability_below))
+        return [
+            (self.capability is None or have >= self.capability, "compute capability", shown, "is too old",
+             f"at least {least}"),
+            (self.capability_below is None or have < self.capability_below, "compute capability", shown,
+             "is not supported", f"below {end}"),
+        ]
+
+    def _map(self, case: SparseCase) -> list[Check]:
+        native = native_block(case, self.blocks)
+        sizes = {"seqlen": (case.seqlen, native[0]), "seqlen_k": (case.seqlen_k, native[1])}
+        rows: list[Check] = [
+            (not self.whole_blocks or length % size == 0, field, length, "is cut by the blocks of the map",
+             f"a multiple of {size}") for field, (length, size) in sizes.items()]
+        exact = native == case.block_shape or is_exact(case, native)
+        rows.append((case.widen or exact, "block", case.block,
+                     f"does not fit blocks of {native[0]}x{native[1]}: the map keeps some of them in part",
+                     f"a map of the blocks {', '.join(self.blocks)}, or --widen to round it up"))
+        if not self.empty_rows and (empty := empty_queries(case)):
+            rows.append((False, "pattern", case.pattern, f"leaves {empty} queries without a visible key",
+                         "a key for every query"))
+        if self.equal_counts and not rows_equal(case, native):
+            rows.append((False, "pattern", case.pattern, "gives rows different numbers of blocks",
+                         "the same number in every row, as of pattern random without causal"))
+        return rows
+
+
+class SparseBackend(Backend[SparseCase, "SparseInputs"]):
+    """An adapter for the workload `sparse` that computes the map it is given."""
+
+    workload = "sparse"
+    variant = "given"
+    limits: ClassVar[SparseLimits]
+    heads_first: ClassVar[bool] = True
+    "the library takes [B, H, S, D]"
+
+    def check(self, case: SparseCase, machine: Machine) -> None:
+        """Refuse what the library cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        if machine.device not in self.devices:
+            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
+                                      f"one of {', '.join(self.devices)}"))
+        self.limits.check(self.name, case, machine)
+
+    def variant_of(self, case: SparseCase) -> str:
+        """`given`, unless the map is rounded up: then the map used is an output."""
+        return "chosen" if case.widen and not is_exact(case, native_block(case, self.limits.blocks)) else self.variant
+
+    def native_map(self, case: SparseCase, inputs: SparseInputs) -> tuple[Tensor, tuple[int, int]]:
+        """The map in the library's own blocks, on the device, and what those are."""
+        native = native_block(case, self.limits.blocks)
+        return resized(inputs.block_map, case, case.block_shape, native), native
+
+    def launch(
+        self, case: SparseCase, inputs: SparseInputs, fn: Attention, *,
+        convert: Callable[[], Any] | None = None, notes: tuple[str, ...] = (), **options: Any,
+    ) -> Launch:
+        """Wrap `fn`, which computes the map in the session's layout.
+
+        Args:
+            case: the problem.
+            inputs: of the session.
+            fn: ``fn(q, k, v) -> out``.
+            convert: turns the canonical map into the library's format: done at set-up, and the phase `convert`.
+            notes: for the record.
+            options: further fields of `Launch`.
+        """
+        phases = {"convert": convert} if convert else {}
+        phases |= options.pop("phases", {})
+        if self.variant_of(case) == "chosen":
+            native, shape = self.native_map(case, inputs)
+            used = resized(native, case, shape, case.block_shape)
+            options["choices"] = lambda: {"block_map": used}
+            notes = (f"map rounded up to blocks of {shape[0]}x{shape[1]}", *notes)
+        else:
+            share = density(case)
+            options.setdefault("counters", {"density": share, "actual_sparsity": 1 - share})
+        return SparseOperands(case, inputs, heads_first=self.heads_first).launch(
+            fn, phases=phases, notes=notes, **options)
+
+
+class SparseOperands(Operands):
+    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays."""
+
+    def __init__(self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool) -> None:
+        super().__init__(case.dense, inputs.dense, heads_first=heads_first)
+
+    def load(self, inputs: SparseInputs) -> None:  # type: ignore[override]  # those of its own workload
+        """Copy new values of the same shapes in place."""
+        super().load(inputs.dense)
+
+
+def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:
+    """The blocks of a library in which a case's map is said: its own, the largest that it is cut into, or a union."""
+    shapes = [(int(rows), int(columns)) for rows, _, columns in (text.partition("x") for text in blocks)]
+    wanted = case.block_shape
+    if wanted in shapes:
+        return wanted
+    inside = [shape for shape in shapes if shape[0] <= wanted[0] and shape[1] <= wanted[1]]
+    return max(inside, key=lambda shape: shape[0] * shape[1]) if inside else min(
+        shapes, key=lambda shape: max(shape[0], wanted[0]) * max(shape[1], wanted[1]))
+
+
+def resized(blocks: Tensor, case: SparseCase, of: tuple[int, int], to: tuple[int, int]) -> Tensor:
+    """A map in other blocks: those that overlap a kept one.
+
+    Args:
+        blocks: bool [B, H, rows, columns] in blocks of `of`.
+        case: the problem, for its lengths.
+        of: queries and keys of its blocks; powers of two.
+        to: of the result's.
+    """
+    import torch
+
+    for axis, length, old, new in ((2, case.seqlen, of[0], to[0]), (3, case.seqlen_k, of[1], to[1])):
+        count = -(-length // new)
+        if new < old:
+            blocks = blocks.repeat_interleave(old // new, dim=axis).narrow(axis, 0, count)
+        elif new > old:
+            spare = count * (new // old) - blocks.shape[axis]
+            padded = torch.nn.functional.pad(blocks, (0, 0) * (axis == 2) + (0, spare))
+            blocks = padded.unflatten(axis, (count, new // old)).any(axis + 1)
+    return blocks.contiguous()
+
+
+def is_exact(case: SparseCase, native: tuple[int, int]) -> bool:
+    """Whether the map can be said in these blocks without keeping more."""
+    import torch
+
+    if native == case.block_shape:
+        return True
+    own = torch.from_numpy(block_map(case).copy())
+    there = resized(own, case, case.block_shape, native)
+    return torch.equal(resized(there, case, native, case.block_shape), own)
+
+
+def rows_equal(case: SparseCase, native: tuple[int, int]) -> bool:
+    """Whether every row of the map has the same number of blocks."""
+    import torch
+
+    counts = resized(torch.from_numpy(block_map(case).copy()), case, case.block_shape, native).sum(-1)
+    return bool((counts == counts.flatten()[0]).all())
+
+
+def empty_queries(case: SparseCase) -> int:
+    """Queries, over all sequences and heads, that see no key of their blocks."""
+    from attnbench.workloads.sparse.work import queries_seen
+
+    return case.batch * case.nheads * case.seqlen - queries_seen(case, block_map(case) & (visible_pairs(case) > 0))
+
+
+def lists_of(blocks: Tensor) -> Mapping[str, Tensor]:
+    """A map as lists of blocks: counts int32 [B, H, rows], and indices int32 [B, H, rows, columns], rising, then 0."""
+    import torch
+
+    counts = blocks.sum(-1, dtype=torch.int32)
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
+    listed = torch.arange(blocks.shape[-1], device=blocks.device) < counts[..., None]
+    return {"counts": counts, "indices": order.masked_fill(~listed, 0)}
+
+
+def map_of_lists(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """The map, bool [..., rows, columns], that `lists_of` was given."""
+    import torch
+
+    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    found = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
+    found.scatter_(-1, indices.long().masked_fill(~listed, columns), True)
+    return found[..., :columns]

@@ -1,0 +1,58 @@
+"""``sparse-eager``: block-sparse attention as a textbook writes it in PyTorch, under a dense mask.
+
+The scores are kept whole, [B, H, Sq, Sk]: it says what the function is, and saves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import Launch
+from attnbench.backends.mask import Mask
+from attnbench.backends.sparse import ALL_DTYPES, SparseBackend, SparseLimits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.workloads.sparse.case import SparseCase
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+
+class SparseEager(SparseBackend):
+    """Unfused; keys and values of a group are repeated for its query heads."""
+
+    name = "sparse-eager"
+    title = "PyTorch under a mask"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    limits = SparseLimits(dtypes=ALL_DTYPES, gqa=True, causal=True, bottom_right=True, empty_rows=True)
+
+    @contextmanager
+    def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
+        """Tensors [B, H, S, D]; the mask [B, H, Sq, Sk] is made once."""
+        import torch
+
+        made: dict[str, Tensor] = {}
+
+        def convert() -> None:
+            made["hidden"] = visible_keys(case, inputs.block_map).logical_not_()
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if case.group_size > 1:
+                k, v = (x.repeat_interleave(case.group_size, dim=1) for x in (k, v))
+            scores = (q @ k.transpose(-2, -1)) * case.scale
+            scores = scores.masked_fill(made["hidden"], torch.finfo(scores.dtype).min)
+            return scores.softmax(dim=-1).masked_fill(made["hidden"], 0.0) @ v
+
+        convert()
+        yield self.launch(case, inputs, attend, convert=convert)
+
+
+def visible_keys(case: SparseCase, blocks: Tensor) -> Tensor:
+    """Bool [B, H, Sq, Sk]: whether a query sees a key, by the map and the causal mask."""
+    rows, columns = case.block_shape
+    seen = blocks.repeat_interleave(rows, 2)[:, :, :case.seqlen].repeat_interleave(columns, 3)[..., :case.seqlen_k]
+    band = Mask.of(case.dense).visible(blocks.device)
+    return seen.contiguous() if band is None else seen & band

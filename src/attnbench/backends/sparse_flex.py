@@ -1,0 +1,85 @@
+"""``sparse-flex``: FlexAttention under torch.compile with the map as a BlockMask; kept blocks are computed unmasked.
+
+Where the causal mask or the end of a sequence cuts a block, the block is listed as partial and its mask evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Launch, Machine
+from attnbench.backends.compiled import compiled_alone
+from attnbench.backends.sparse import ALL_DTYPES, SparseBackend, SparseLimits, lists_of, map_of_lists
+from attnbench.errors import Unsupported, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.workloads.sparse.case import SparseCase
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+
+class SparseFlex(SparseBackend):
+    """On a GPU head dimensions from 16."""
+
+    name = "sparse-flex"
+    title = "FlexAttention, block mask"
+    install = "part of torch"
+    devices = ("cpu", "cuda")
+    compiles = True
+    limits = SparseLimits(dtypes=ALL_DTYPES, gqa=True, causal=True, bottom_right=True, empty_rows=True,
+                          capability=(7, 0))
+
+    def check(self, case: SparseCase, machine: Machine) -> None:
+        """Refuse what torch has not implemented.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if machine.device == "cuda" and case.headdim < 16:
+            raise Unsupported(refusal(self.name, "headdim", case.headdim, "is too small on a GPU", "at least 16"))
+
+    @contextmanager
+    def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
+        """Tensors [B, H, S, D]; the first call compiles."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        mask = block_mask(case, inputs.block_map)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return flex_attention(q, k, v, block_mask=mask, scale=case.scale, enable_gqa=case.nheads != case.nheads_kv)
+
+        yield self.launch(case, inputs, compiled_alone(attend), convert=lambda: block_mask(case, inputs.block_map))
+
+
+def block_mask(case: SparseCase, blocks: Tensor) -> Any:
+    """FlexAttention's BlockMask of a map."""
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from attnbench.workloads.sparse.patterns import visible_pairs
+
+    visible = torch.from_numpy(visible_pairs(case)).to(blocks.device)
+    whole = visible == case.block_shape[0] * case.block_shape[1]
+    partial, full = lists_of(blocks & ~whole & (visible > 0)), lists_of(blocks & whole)
+    return BlockMask.from_kv_blocks(
+        partial["counts"], partial["indices"], full["counts"], full["indices"], BLOCK_SIZE=case.block_shape,
+        mask_mod=_rule(case, blocks), seq_lengths=(case.seqlen, case.seqlen_k))
+
+
+def map_of(case: SparseCase, mask: Any) -> Tensor:
+    """The map that a BlockMask came from, less blocks that the causal mask hides altogether."""
+    columns = case.blocks[1]
+    return (map_of_lists(mask.kv_num_blocks, mask.kv_indices, columns)
+            | map_of_lists(mask.full_kv_num_blocks, mask.full_kv_indices, columns))
+
+
+def _rule(case: SparseCase, blocks: Tensor) -> Callable[..., Tensor]:
+    """The mask of a pair, asked only in blocks that are listed as partial."""
+    shift = case.seqlen_k - case.seqlen
+    if case.causal:
+        return lambda b, h, row, key: row + shift >= key
+    return lambda b, h, row, key: key >= 0

@@ -1,0 +1,147 @@
+"""Block-sparse softmax attention: one block map, as an input (`given`) or as the backend's own choice (`chosen`).
+
+Imports without torch; the methods that make or read tensors import what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import UsageError, unknown
+from attnbench.record import Work
+from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.sparse.axes import AXES
+from attnbench.workloads.sparse.case import SparseCase
+from attnbench.workloads.sparse.work import work
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch import dtype as torch_dtype
+
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+__all__ = ["WORKLOAD", "SparseCase", "SparseWorkload"]
+
+GIVEN, CHOSEN, DENSE = "given", "chosen", "dense"
+CHOICE = "block_map"
+"Output of the variant `chosen`."
+
+
+class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
+    """Softmax attention over the visible keys of some blocks.
+
+    `given` computes the map of the inputs.  `chosen` says which map it computed, and the oracle follows that.  `dense`
+    ignores the map: what a map's speed is compared with.
+    """
+
+    name = "sparse"
+    title = "block-sparse softmax attention"
+    axes = AXES
+    variants = (GIVEN, CHOSEN, DENSE)
+
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """Out; of the variant `chosen` also the map it used."""
+        self._known(variant)
+        return {"out": OutputKind.VALUE} | ({CHOICE: OutputKind.CHOICE} if variant == CHOSEN else {})
+
+    def case(self, values: Mapping[str, Any]) -> SparseCase:
+        """Build a case from axis values or from `SparseCase.to_dict`; what is missing takes the axis default.
+
+        Raises:
+            UsageError: an axis is not known or a value not possible.
+        """
+        known = {axis.name: axis.default for axis in self.axes}
+        for name in values:
+            if name not in known:
+                raise unknown_axis(self.name, name, self.axes)
+        return SparseCase(**(known | dict(values)))
+
+    def work(self, case: SparseCase) -> Work:
+        """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""
+        return work(case)
+
+    def inputs(self, case: SparseCase, *, seed: int, kind: str, device: str | device) -> SparseInputs:
+        """Seeded inputs; see `inputs.make_inputs`."""
+        from attnbench.workloads.sparse.inputs import make_inputs
+
+        return make_inputs(case, seed=seed, kind=kind, device=device)
+
+    def oracle(
+        self, variant: str, case: SparseCase, inputs: SparseInputs, *, dtype: torch_dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Out of the drawn pairs over the map of the variant; what chooses nothing is held against all blocks."""
+        from attnbench.workloads.sparse.oracle import evaluate
+
+        return evaluate(case, inputs, dtype=dtype, draw=draw, blocks=self._blocks(variant, inputs))
+
+    def expected_errors(
+        self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Standard deviation of each element of an honest evaluation; `rounding.py`."""
+        from attnbench.workloads.sparse.rounding import expected_errors
+
+        return expected_errors(case, inputs, draw=draw, blocks=self._blocks(variant, inputs))
+
+    def draw(self, case: SparseCase, *, seed: int, max_bytes: int) -> Draw:
+        """All (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
+        from attnbench.workloads.attention.parts import choose
+
+        return choose(case.dense, seed=seed, max_bytes=max_bytes)
+
+    def select(self, case: SparseCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+        """The drawn pairs of a backend's whole outputs, laid out as the oracle's."""
+        from attnbench.workloads.attention.parts import select
+
+        return select(case.dense, outputs, draw)
+
+    def choice(self, variant: str) -> Choice[SparseCase, SparseInputs] | None:
+        """The judge of a map that a launch chose."""
+        self._known(variant)
+        if variant != CHOSEN:
+            return None
+        from attnbench.workloads.sparse.choice import ChosenMap
+
+        return ChosenMap()
+
+    def suspects(
+        self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw
+    ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
+        """A map ignored, transposed or of another head; the causal mask left out."""
+        from attnbench.workloads.sparse.suspects import suspects
+
+        self._known(variant)
+        return suspects(case, inputs, draw=draw) if variant == GIVEN else ()
+
+    def signs(self, case: SparseCase) -> Mapping[str, str]:
+        """As in softmax attention; the map stays."""
+        return {"q": "qk", "k": "qk", "v": "v", "out": "v"}
+
+    def shrink(self, case: SparseCase, factor: float) -> SparseCase | None:
+        """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left."""
+        from attnbench.workloads.attention import WORKLOAD as ATTENTION
+
+        smaller = ATTENTION.shrink(case.dense, factor)
+        if smaller is None or case.pattern.endswith(case.pattern.partition("@")[2] or "\n"):
+            return None
+        try:
+            found = replace(case, batch=smaller.batch, seqlen=smaller.seqlen, seqlen_k=smaller.seqlen_k)
+        except UsageError:  # the grid or the density no longer fits
+            return None
+        return None if found == case else found
+
+    def _blocks(self, variant: str, inputs: SparseInputs) -> Tensor:
+        self._known(variant)
+        if variant == GIVEN:
+            return inputs.block_map
+        import torch
+
+        return torch.ones_like(inputs.block_map)
+
+    def _known(self, variant: str) -> None:
+        if variant not in self.variants:
+            raise unknown(self.name, "variant", variant, self.variants)
+
+
+WORKLOAD = SparseWorkload()

@@ -1,0 +1,74 @@
+"""The map that a launch of the variant `chosen` used, as the checker judges and follows it.
+
+The output `block_map` is bool [B, H, ⌈Sq/bq⌉, ⌈Sk/bk⌉] of the case's blocks.  Which blocks a predictor keeps is its own
+affair: its output is right if it is attention over that map.  How good the map is stands beside it in the record's
+counters (`measures`); it decides no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.workloads.base import Draw
+from attnbench.workloads.sparse import oracle
+from attnbench.workloads.sparse.case import SparseCase
+from attnbench.workloads.sparse.inputs import SparseInputs
+from attnbench.workloads.sparse.rounding import expected_errors
+from attnbench.workloads.sparse.work import dense_flops, work_of
+
+
+class ChosenMap:
+    """A map by a launch: any, as long as it is one; with `widen`, one that keeps what the case's map keeps."""
+
+    def faults(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> Sequence[str]:
+        """What is wrong with it, in words."""
+        shape = (case.batch, case.nheads, *case.blocks)
+        if tuple(chosen.shape) != shape:
+            return [f"shape={list(chosen.shape)} is wrong; {list(shape)}"]
+        if chosen.dtype != torch.bool:
+            return [f"dtype={chosen.dtype} is wrong; torch.bool"]
+        if case.widen and (lost := int((inputs.block_map & ~chosen).sum())):
+            return [f"leaves out {lost} of the {int(inputs.block_map.sum())} blocks that the case's map keeps"]
+        return []
+
+    def is_oracles(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> bool:
+        """Whether it keeps every block, as the oracle does."""
+        return bool(chosen.all())
+
+    def follow(
+        self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Attention over that map."""
+        return oracle.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=chosen)
+
+    def expected_errors(
+        self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Errors of an honest evaluation of that map."""
+        return expected_errors(case, inputs, draw=draw, blocks=chosen)
+
+    def measures(
+        self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
+    ) -> Mapping[str, float]:
+        """What the map costs and keeps.
+
+        Returns:
+            useful_flops and least_bytes of the map; density, of visible pairs; actual_sparsity, 1 - density;
+            mass_kept, the share of the dense problem's softmax that lies in kept blocks, mean over the drawn rows;
+            dense_rel_l1, the distance Σ|x - dense| / Σ|dense| of this map's right output from dense attention.
+        """
+        work = work_of(case, chosen.cpu().numpy())
+        share = work.flops / max(dense_flops(case), 1)
+        whole = torch.ones_like(chosen)
+        lse, dense_lse = (oracle.log_sum_exp(case, inputs, dtype=dtype, draw=draw, blocks=blocks)
+                          for blocks in (chosen, whole))
+        kept = (lse - dense_lse).exp()[dense_lse > -torch.inf]
+        out, dense_out = (oracle.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=blocks)["out"]
+                          for blocks in (chosen, whole))
+        total = dense_out.abs().sum()
+        apart = (out - dense_out).abs().sum() / total if total else total
+        return {"useful_flops": work.flops, "least_bytes": work.bytes, "density": share, "actual_sparsity": 1 - share,
+                "mass_kept": float(kept.mean()) if kept.numel() else 1.0, "dense_rel_l1": float(apart)}

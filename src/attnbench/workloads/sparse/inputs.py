@@ -1,0 +1,44 @@
+"""Inputs of a `SparseCase`: those of softmax attention, and the block map on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnbench.workloads.attention import inputs as dense_inputs
+from attnbench.workloads.attention.inputs import AttentionInputs
+from attnbench.workloads.sparse.case import SparseCase
+from attnbench.workloads.sparse.patterns import block_map
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseInputs:
+    """Tensors of a case: q [B, Sq, H, D], k and v [B, Sk, G, D], block_map bool [B, H, ⌈Sq/bq⌉, ⌈Sk/bk⌉]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block_map: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor a backend reads, by name."""
+        return {"q": self.q, "k": self.k, "v": self.v, "block_map": self.block_map}
+
+    @property
+    def dense(self) -> AttentionInputs:
+        """The same without the map."""
+        return AttentionInputs(q=self.q, k=self.k, v=self.v, dout=None, cu_seqlens_q=None, cu_seqlens_k=None,
+                               max_seqlen_q=self.q.shape[1], max_seqlen_k=self.k.shape[1])
+
+
+def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.device) -> SparseInputs:
+    """Make the inputs of a case; q, k and v are those of softmax attention, and the map is the case's own.
+
+    Raises:
+        UsageError: the kind is not known, or a file not fit.
+    """
+    values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device)
+    blocks = torch.from_numpy(block_map(case).copy()).to(device)
+    return SparseInputs(q=values.q, k=values.k, v=values.v, block_map=blocks)

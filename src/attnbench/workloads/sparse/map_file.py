@@ -1,0 +1,62 @@
+"""A block map from a file: ``.npy``, or ``.safetensors`` with one tensor or one that is called ``block_map``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import UsageError, refusal
+from attnbench.workloads.given_files import path_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NAME = "block_map"
+
+
+def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Read and check a map.
+
+    Args:
+        name: of the file, as `given_files.known_as` says it.
+        shape: (batch, query heads, rows, columns of blocks).
+
+    Raises:
+        UsageError: it is not there, not readable, or of another shape, type or other values than 0 and 1.
+    """
+    import numpy as np
+
+    path = path_of("sparse", "pattern", name)
+    try:
+        found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _tensor(str(path), name)
+    except (OSError, ValueError, EOFError) as error:
+        raise _wrong(name, f"cannot be read ({type(error).__name__})", "a .npy or .safetensors file") from None
+    if not isinstance(found, np.ndarray):
+        raise _wrong(name, "holds no array", "a .npy or .safetensors file")
+    if found.shape != shape:
+        raise _wrong(name, f"has shape={list(found.shape)}",
+                     f"{list(shape)}: batch, query heads, ⌈Sq/block⌉, ⌈Sk/block⌉")
+    if found.dtype != bool:
+        if found.dtype.kind not in "iu":
+            raise _wrong(name, f"has dtype={found.dtype}", "bool, or whole numbers 0 and 1")
+        if not np.isin(found, (0, 1)).all():
+            raise _wrong(name, "has values other than 0 and 1", "0 and 1")
+    return found.astype(bool)
+
+
+def _tensor(path: str, name: str) -> Any:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise _wrong(name, "needs the package safetensors", "a .npy file", "pip install safetensors") from None
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    if NAME not in tensors and len(tensors) != 1:
+        raise _wrong(name, f"holds {', '.join(sorted(tensors)) or 'nothing'}", f"one tensor, or one called {NAME}")
+    return tensors[NAME] if NAME in tensors else next(iter(tensors.values()))
+
+
+def _wrong(name: str, wrong: str, accepted: str, todo: str = "") -> UsageError:
+    return UsageError(refusal("sparse", "pattern", name, wrong, accepted, todo))

@@ -1,0 +1,173 @@
+"""Cases of block-sparse attention: names, refusals, patterns."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from attnbench.errors import UsageError
+from attnbench.workloads.base import load_workload
+from attnbench.workloads.sparse import WORKLOAD
+from attnbench.workloads.sparse.case import BLOCKS, PATTERNS
+from attnbench.workloads.sparse.patterns import block_map, tile_window, visible_pairs
+
+VIDEO = {"seqlen": 418, "grid": "4:10:10"}
+STA = {"seqlen": 18 * 24 * 24, "grid": "18:24:24"}
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 2, "seqlen": 1000, "nheads": 3, "headdim": 16} | values)
+
+
+def of_pattern(pattern, **values):
+    return case_of(pattern=pattern, **({"sta": STA}.get(pattern, VIDEO)), **values)
+
+
+def test_the_workload_is_found_by_its_name_and_a_case_reads_its_own_data_and_flags_back():
+    assert load_workload("sparse") is WORKLOAD
+    for pattern in PATTERNS:
+        case = of_pattern(pattern, causal=pattern == "window", map_seed=3, block="64x128")
+        assert WORKLOAD.case(json.loads(json.dumps(case.to_dict()))) == case
+        flags = WORKLOAD.flags(case)
+        assert flags[flags.index("--pattern") + 1] == pattern
+        assert "/" not in case.id
+        assert case.id.endswith("-fwd")
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"block": "96x128"}, "sparse: block=96x128 is not supported; queries x keys, one of 128x128"),
+    ({"pattern": "randon"}, "sparse: pattern=randon is not known; one of full, random"),
+    ({"density": 0.0}, "sparse: density=0.0 is out of range; a number above 0, at most 1"),
+    ({"density": 1.5}, "sparse: density=1.5 is out of range; a number above 0, at most 1"),
+    ({"density": float("nan")}, "sparse: density=nan is out of range; a number above 0, at most 1"),
+    ({"density": True}, "sparse: density=True is out of range"),
+    ({"density": 0.1}, "sparse: density=0.1 leaves less than one of the 8 blocks of a row; at least 0.125"),
+    ({"density": 0.5, "pattern": "full"}, "sparse: density=0.5 does not go with pattern=full; 1"),
+    ({"pattern": "radial"}, "sparse: grid=none does not go with pattern=radial; frames:height:width"),
+    ({"grid": "10:10"}, "sparse: grid=10:10 is not a grid; frames:height:width"),
+    ({"grid": "10:10:11"}, "sparse: grid=10:10:11 has 1100 tokens, seqlen=1000 and seqlen_k=1000"),
+    ({"grid": "1:8:8", "seqlen_k": 64}, "sparse: grid=1:8:8 has 64 tokens, seqlen=1000 and seqlen_k=64"),
+    ({"grid": "10:10:10", "pattern": "sta"}, "sparse: grid=10:10:10 does not go with pattern=sta, seqlen=1000"),
+    ({"nheads_kv": 2}, "sparse: nheads_kv=2 does not divide nheads=3"),
+    ({"seqlen": 0}, "sparse: seqlen=0 is out of range"),
+    ({"dtype": "int8"}, "sparse: dtype=int8 is not known"),
+    ({"causal": 1}, "sparse: causal=1 is not a boolean"),
+    ({"widen": "yes"}, "sparse: widen=yes is not a boolean; true or false"),
+    ({"map_seed": -1}, "sparse: map_seed=-1 cannot be used; a whole number from 0"),
+    ({"pattern": "m.npy@0123abcd", "density": 0.5}, "sparse: density=0.5 is said by the file m.npy@0123abcd; none"),
+    ({"window": (3, 3)}, "sparse: axis=window is not known"),
+])
+def test_wrong_values_are_refused_in_one_line(values, words):
+    with pytest.raises(UsageError) as caught:
+        case_of(**values)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", [one for one in PATTERNS if one not in ("full", "sta")])
+def test_a_row_keeps_its_share_of_the_visible_blocks(pattern, causal, block):
+    case = of_pattern(pattern, causal=causal, block=block, density=0.5)
+    found, possible = block_map(case), visible_pairs(case) > 0
+    assert not (found & ~possible).any()
+    counts, visible = found.sum(-1), np.broadcast_to(possible.sum(-1), found.shape[:3])
+    if pattern == "random-uneven":
+        assert counts.min() >= 1
+        assert len(set(counts.ravel())) > 2
+    else:
+        rows, columns = case.block_shape
+        forced = 1 if not causal else max(1, rows // columns)
+        assert (counts == np.maximum(np.floor(0.5 * visible + 0.5), np.minimum(forced, visible))).all()
+    if causal:  # every query sees itself
+        keys = np.repeat(np.repeat(found, case.block_shape[0], 2), case.block_shape[1], 3)[..., :418, :418]
+        assert np.diagonal(keys, axis1=2, axis2=3).all()
+
+
+def test_maps_are_the_same_for_ever_and_differ_by_seed_head_and_sequence():
+    case = case_of(density=0.5)
+    text = "".join("01"[int(x)] for x in block_map(case)[1, 2, 3])
+    assert text == "01101100"
+    one = block_map(case)
+    assert not np.array_equal(one, block_map(case_of(density=0.5, map_seed=1)))
+    assert not np.array_equal(one[0], one[1])
+    assert not np.array_equal(one[:, 0], one[:, 1])
+    assert np.array_equal(one, block_map(case_of(density=0.5, headdim=32, dtype="bf16")))
+    assert abs(block_map(case_of(batch=16, nheads=64, density=0.5, pattern="random-uneven")).mean() - 0.5) < 0.02
+
+
+def test_more_density_keeps_what_less_keeps():
+    for pattern in ("random", "window", "sink", "frame", "radial"):
+        less, more = (block_map(of_pattern(pattern, density=share)) for share in (0.25, 0.75))
+        assert (less & ~more).sum() == 0
+
+
+def test_patterns_keep_what_their_names_say():
+    window, sink, frame, radial = (
+        block_map(of_pattern(name, block="64x64", density=0.5))[0, 0] for name in ("window", "sink", "frame", "radial"))
+    assert window.diagonal().all()
+    assert not window[0, -1]
+    assert sink[:, 0].all()
+    # 18 tokens of text, then frames of 100: block 0 holds text, and the first frame ends in block 1.
+    assert frame[:, 0].all()
+    assert frame.diagonal().all()
+    assert radial[:, :2].all()
+
+
+def test_sta_boxes_have_one_size_and_stay_inside_the_video():
+    case = of_pattern("sta", density=0.9 / 3)
+    assert tile_window(case) == (1, 3, 3)
+    found = block_map(case)[0, 0]
+    assert (found.sum(-1) == 9 * 3).all()
+    whole = found.reshape(27, 3, 27, 3)
+    assert (whole.any(axis=(1, 3)) == whole.all(axis=(1, 3))).all()
+    for tile in range(27):  # the whole of its own third of the frames
+        seen = np.stack(np.unravel_index(np.flatnonzero(whole.any(axis=(1, 3))[tile]), (3, 3, 3)))
+        assert set(seen[0]) == {tile // 9}
+
+
+def test_a_map_from_a_file_is_the_map_and_its_name_has_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
+    rng = np.random.default_rng(0)
+    wanted = rng.random((2, 3, 8, 8)) < 0.5
+    np.save(tmp_path / "mine.npy", wanted)
+    axis = next(axis for axis in WORKLOAD.axes if axis.name == "pattern")
+    name = axis.parse(str(tmp_path / "mine.npy"))
+    assert name.startswith("mine.npy@")
+    assert axis.parse(name) == name
+    case = case_of(pattern=name)
+    assert np.array_equal(block_map(case), wanted)
+    assert case.density is None
+    assert str(tmp_path) not in json.dumps(case.to_dict())
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({"block_map": torch.from_numpy(wanted), "other": torch.zeros(1)}, tmp_path / "m.safetensors")
+    assert np.array_equal(block_map(case_of(pattern=axis.parse(str(tmp_path / "m.safetensors")))), wanted)
+    (tmp_path / "mine.npy").write_bytes(b"another")
+    block_map.cache_clear()
+    with pytest.raises(UsageError, match=r"sparse: pattern=mine.npy@\w+ is not there; a file with this name and SHA"):
+        block_map(case)
+
+
+@pytest.mark.parametrize(("array", "words"), [
+    (np.zeros((2, 3, 8, 7), bool), r"has shape=\[2, 3, 8, 7\]; \[2, 3, 8, 8\]: batch, query heads"),
+    (np.zeros((2, 3, 8, 8), np.float32), "has dtype=float32; bool, or whole numbers 0 and 1"),
+    (np.full((2, 3, 8, 8), 2, np.uint8), "has values other than 0 and 1; 0 and 1"),
+    (np.full((2, 3, 8, 8), -1, np.int64), "has values other than 0 and 1; 0 and 1"),
+    (np.array({"a": 1}, dtype=object), r"cannot be read \(ValueError\); a .npy or .safetensors file"),
+])
+def test_a_file_that_is_no_map_of_the_case_is_refused(array, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
+    np.save(tmp_path / "bad.npy", array, allow_pickle=True)
+    axis = next(axis for axis in WORKLOAD.axes if axis.name == "pattern")
+    case = case_of(pattern=axis.parse(str(tmp_path / "bad.npy")))
+    with pytest.raises(UsageError, match=words):
+        WORKLOAD.work(case)
+
+
+def test_a_file_that_is_not_there_is_no_pattern():
+    axis = next(axis for axis in WORKLOAD.axes if axis.name == "pattern")
+    with pytest.raises(ValueError, match="a file that is there"):
+        axis.parse("nowhere.npy")
+    with pytest.raises(ValueError, match="one of full, random"):
+        axis.parse("nowhere.txt")
