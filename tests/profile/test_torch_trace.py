@@ -32,16 +32,60 @@ def test_packed_and_bare_lists(tmp_path, rules):
     assert len(torch_trace.parse(packed, name="x", rules=rules).kernels) == 1
 
 
-def test_a_trace_of_a_cpu_is_refused(tmp_path, rules):
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+def operator(name, start, end, thread=1):
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": end - start, "pid": 1, "tid": thread}
 
+
+def of_cpu(tmp_path, rules, *events):
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"traceEvents": list(events)}))
+    return torch_trace.parse(path, name="x", rules=rules)
+
+
+def test_operators_of_a_cpu_stand_for_their_time_once(tmp_path, rules):
+    capture = of_cpu(
+        tmp_path, rules,
+        # most of it is the product inside: that stands for it, and the rest is nobody's
+        operator("aten::matmul", 0, 100), operator("aten::expand", 1, 3), operator("aten::bmm", 5, 95),
+        operator("aten::resize_", 6, 8),
+        # little of it is inside: it stands for all
+        operator("aten::_scaled_dot_product_flash_attention_for_cpu", 100, 200), operator("aten::empty", 110, 120),
+        operator("aten::add", 0, 50, thread=2))
+    rows = {row.short: (row.category, row.calls, row.total_ms) for row in capture.kernels}
+    assert rows == {
+        "bmm": ("matmul", 1, pytest.approx(0.09)), "expand": ("other", 1, pytest.approx(0.002)),
+        "_scaled_dot_product_flash_attention_for_cpu": ("attention", 1, pytest.approx(0.1)),
+        "add": ("elementwise add", 1, pytest.approx(0.05))}
+    assert capture.device == "CPU"
+    assert capture.notes == ("rows are operators of torch on the CPU, each with the shorter ones it is made of",)
+
+
+def test_operators_beside_kernels_are_no_rows(tmp_path, rules):
+    kernel = {**operator("some_kernel", 20, 30), "cat": "kernel"}
+    capture = of_cpu(tmp_path, rules, operator("aten::bmm", 0, 100), kernel)
+    assert [row.name for row in capture.kernels] == ["some_kernel"]
+    assert (capture.device, capture.notes) == (None, ())
+
+
+def test_a_real_trace_of_a_cpu(tmp_path, rules):
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    x = torch.ones(64, 64)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        torch.ones(8).sum()
+        for _ in range(3):
+            with record_function("eager/case-fwd"):
+                torch.mm(x, x)
     path = tmp_path / "cpu.json"
     profiler.export_chrome_trace(str(path))
-    with pytest.raises(RunFileError, match=r"cpu\.json holds no kernel and no copy of a GPU"):
-        torch_trace.parse(path, name="x", rules=rules)
+    (row,) = [one for one in torch_trace.parse(path, name="x", rules=rules).kernels if one.category == "matmul"]
+    assert (row.short, row.calls, row.backend, row.case) == ("mm", 3, "eager", "case-fwd")
+
+
+def test_a_trace_of_nothing_is_refused(tmp_path, rules):
+    call = {**operator("cudaLaunchKernel", 0, 1), "cat": "cuda_runtime"}
+    with pytest.raises(RunFileError, match=r"cpu\.json holds no kernel, no copy and no operator"):
+        of_cpu(tmp_path, rules, call)
 
 
 @pytest.mark.parametrize("spoil", [

@@ -143,22 +143,20 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
     """`profile all`; None where only the command lines were to be shown.
 
     Raises:
-        Unavailable: there is no GPU, or none of the tools took a capture.
+        Unavailable: none of the tools took a capture.
         NothingToRun: no backend is installed.
     """
-    from attnbench.profile.everything import LAUNCHES, profile_all
+    from attnbench.profile.everything import LAUNCHES, profile_all, tools_of
     from attnbench.profile.folder import open_folder
-    from attnbench.profile.take import check_device
 
     request = _request(plan)
     if plan.args.dry_run:
         for words in (("doctor",), request.run_words, request.compare_words):
             Output().line(shlex.join(["attnbench", *words]))
-        for tool in ("nsys", "ncu", "torch"):
+        for tool in tools_of(plan.run.settings.device):
             jobs = [dataclasses.replace(request.job, launches=request.launches or LAUNCHES[tool])]
             _show_commands(plan, tool, jobs, ["flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"])
         return None
-    check_device("all", plan.run.settings.device)
     folder = open_folder(plan.args.out, force=plan.args.force)
     done = profile_all(request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"),
                        points=plan.points)

@@ -18,6 +18,8 @@ from attnbench.store.parsing import LARGEST, parse
 from attnbench.text import Spelled
 
 FORMAT = "attnbench-capture 1"
+CPU = "CPU"
+"""Device of a capture of torch's operators: there was no GPU activity."""
 
 
 class Told(Spelled):
@@ -138,7 +140,7 @@ class Capture(Told):
     "file name, without its folder"
     command: str | None = None
     device: str | None = None
-    "name of the card"
+    "name of the card, or CPU"
     launches: int | None = None
     "of each backend in the window; None of a capture taken by others"
     kernels: tuple[KernelRow, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attnbench.errors import Unavailable
 from attnbench.machine import child
+from attnbench.machine.device import Device
 from attnbench.profile import tables
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
@@ -29,6 +30,8 @@ COMMAND_S = 3600.0
 LAUNCHES = {"ncu": 1, "nsys": 10, "torch": 10}
 FILES = {"nsys": "flash_attn_nsys", "ncu": "flash_attn_ncu_full", "torch": "flash_attn_torch"}
 TEXTS = {"nsys": ("nsys_stats.txt",), "ncu": ("ncu_memory_metrics.txt", "ncu_compute_metrics.txt"), "torch": ()}
+TIMES = "comparison.md"
+"""Times, who is fastest and what they mean, as `attnbench compare --md` writes them: SUMMARY.md opens with it."""
 MEMORY = ("duration_ms", "dram_gbps", "dram_percent", "dram_bytes", "memory_percent", "l1_hit_percent",
           "l2_hit_percent", "dram_mhz")
 COMPUTE = ("duration_ms", "cycles", "sm_mhz", "sm_percent", "tensor_percent", "registers", "shared_bytes",
@@ -83,29 +86,38 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, on_step: C
         points: places captures under the roofline; the second argument is the launches of each.
     """
     done = Everything([], [])
+    (folder / TIMES).unlink(missing_ok=True)  # with --force an earlier one
     plan: list[tuple[str, Callable[[], Step]]] = [
         ("gpu_info.txt", lambda: _command("the machine", ("doctor",), folder / "gpu_info.txt")),
         ("baseline_benchmark.txt", lambda: _command(
             "baseline", request.run_words, folder / "baseline_benchmark.txt")),
         ("comparison_results.txt", lambda: _command(
-            "comparison", request.compare_words, folder / "comparison_results.txt")),
+            "comparison", (*request.compare_words, "--md", str(folder / TIMES)), folder / "comparison_results.txt",
+            shown=request.compare_words)),
         *((FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(
-            tool, request, folder, rules, done.captures)) for tool in ("nsys", "ncu", "torch"))]
+            tool, request, folder, rules, done.captures)) for tool in tools_of(request.job.device))]
     for file, step in plan:
         on_step(file)
         done.steps.append(step())
-        summary = _summary(request, done, points(done.captures, request.launches or LAUNCHES["ncu"]))
+        times = folder / TIMES
+        opening = times.read_text(encoding="utf-8") if times.is_file() else ""
+        summary = _summary(request, done, opening, points(done.captures, request.launches or LAUNCHES["ncu"]))
         write_text(folder / "SUMMARY.md", summary)
         if done.captures:
             keep(folder, done.captures)
     return done
 
 
-def _command(title: str, words: Sequence[str], file: Path) -> Step:
-    """A command of ours, what it prints in a file."""
+def tools_of(device: str) -> tuple[str, ...]:
+    """The profilers that record something on a device; on a CPU there are no kernels, only operators of torch."""
+    return ("nsys", "ncu", "torch") if Device.parse(device).on_gpu else ("torch",)
+
+
+def _command(title: str, words: Sequence[str], file: Path, shown: Sequence[str] | None = None) -> Step:
+    """A command of ours, what it prints in a file; `shown` is what the summary says of it."""
     file.unlink(missing_ok=True)
     finished = run(child.command("attnbench", *words), timeout_s=COMMAND_S, log=file)
-    command = " ".join(["attnbench", *words])
+    command = " ".join(["attnbench", *(words if shown is None else shown)])
     # 1 is an answer too: an output was wrong, and the file says which.
     why = None if finished.code in (0, 1) else reason(f"attnbench {words[0]}", finished, COMMAND_S)
     return Step(title, file.name, why, command)
@@ -143,7 +155,7 @@ def _texts(tool: str, capture: Capture, folder: Path) -> None:
             write_text(folder / name, tables.metrics(capture, name.split("_")[1], wanted).plain())
 
 
-def _summary(request: Request, done: Everything, points: Sequence[Point]) -> str:
+def _summary(request: Request, done: Everything, times: str, points: Sequence[Point]) -> str:
     failed = [step for step in done.steps if step.reason is not None]
     steps = Table(title="", heads=("step", "file", "outcome"), rows=tuple(
         (step.title, step.file, "done" if step.reason is None else "failed") for step in done.steps))
@@ -151,6 +163,8 @@ def _summary(request: Request, done: Everything, points: Sequence[Point]) -> str
     cards = {capture.device for capture in done.captures if capture.device}
     parts += [f"On {', '.join(sorted(cards))}.\n"] if cards else []
     parts += [f"{one}\n" for one in request.left_aside]
+    if times:  # its heading is the suite's name
+        parts += ["## Times\n", times.partition("\n")[2].strip() + "\n"]
     parts += ["## Steps\n", steps.markdown()]
     if failed:
         parts += ["## What failed\n", "\n".join(f"- {step.title}: {step.reason}" for step in failed) + "\n"]

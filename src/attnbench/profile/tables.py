@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
-from attnbench.profile.capture import Advice, Capture, KernelRow, split_range
+from attnbench.profile.capture import CPU, Advice, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
 from attnbench.profile.table import Cell, Table
@@ -64,8 +64,8 @@ def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
     mixed = f"{', '.join(without)}: " if 0 < len(without) < len(captures) else ""
     notes = []
     if len(without) < len(captures):
-        notes.append("per cent of the window, from the first start to the last end on the GPU; idle is the part of it "
-                     "in which nothing ran; what overlaps counts twice")
+        notes.append("per cent of the window, from the first start to the last end; idle is the part of it in "
+                     "which nothing ran; what overlaps counts twice")
     if without:
         notes.append(f"{mixed}per cent of all time of kernels and copies; the window is not known, nor what was idle")
     return tuple(notes)
@@ -97,10 +97,11 @@ def copies(capture: Capture) -> Table:
 
 
 def ranges(capture: Capture) -> Table:
-    """Ranges, with their time on the GPU beside that on the CPU."""
+    """Ranges, with the time of what was launched in them beside that on the host."""
+    where = "operators" if capture.device == CPU else "GPU"
     rows = tuple((row.name, row.calls, row.gpu_ms, row.busy_ms, row.host_ms) for row in capture.ranges)
     return Table(title=f"ranges of {capture.name}", rows=rows,
-                 heads=("range", "calls", "GPU ms", "GPU busy ms", "CPU ms"))
+                 heads=("range", "calls", f"{where} ms", f"{where} busy ms", "CPU ms"))
 
 
 def api(capture: Capture) -> Table:

@@ -75,28 +75,29 @@ class Taken:
 
 
 def check_device(tool: str, device: str) -> None:
-    """Refuse a device that no tool can profile.
+    """Refuse a device on which a tool records nothing.
 
     Raises:
-        Unavailable: it is a CPU.
+        Unavailable: it is a CPU, and the tool is no torch.profiler.
     """
-    if not Device.parse(device).on_gpu:
+    if tool != "torch" and not Device.parse(device).on_gpu:
         raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
-                                  "--from CAPTURE reads one taken elsewhere"))
+                                  "`attnbench profile torch` times the operators of torch on a CPU, and --from "
+                                  "CAPTURE reads a capture taken elsewhere"))
 
 
 def probe(tool: str, device: str) -> Profiler:
     """Find a profiler that may work.
 
     Raises:
-        Unavailable: there is no GPU to profile, or the tool does not answer.
+        Unavailable: the tool records nothing on this device, or does not answer.
     """
     check_device(tool, device)
     if tool == "torch":
         import torch
 
         kinds = torch.profiler.supported_activities()
-        if torch.profiler.ProfilerActivity.CUDA not in kinds:
+        if Device.parse(device).on_gpu and torch.profiler.ProfilerActivity.CUDA not in kinds:
             raise Unavailable("profile torch: this torch records CPU activity only; a CUDA build of torch")
         return Profiler("torch", str(torch.__version__))
     found = find_program(tool)

@@ -1,4 +1,8 @@
-"""What torch.profiler exports: a Chrome trace in JSON, with CUPTI's times of kernels and copies."""
+"""What torch.profiler exports: a Chrome trace in JSON, with CUPTI's times of kernels and copies.
+
+A trace without GPU activity has operators of torch on the CPU, which lie in one another: `_operators` says which of
+them stand for their time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import RunFileError, refusal
-from attnbench.profile.capture import Capture
+from attnbench.profile.capture import CPU, Capture
 from attnbench.profile.categories import Categories
 from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, span
 
@@ -45,16 +49,17 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
         raise RunFileError(refusal("torch", "capture", source, "has no traceEvents", ACCEPTED))
     line = _timeline([one for one in traced if isinstance(one, dict) and one.get("ph") == "X"], source)
     if not line.events:
-        raise RunFileError(refusal("torch", "capture", source, "holds no kernel and no copy of a GPU",
-                                   "a trace taken with ProfilerActivity.CUDA on a GPU"))
+        raise RunFileError(refusal("torch", "capture", source, "holds no kernel, no copy and no operator",
+                                   ACCEPTED))
     window, busy = span(line.events)
+    notes = _notes(traced)
     ours, cards = data.get(OURS), data.get("deviceProperties")
     ours = ours if isinstance(ours, dict) else {}
     card = cards[0].get("name") if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
     return Capture(
-        tool="torch", tool_version=_text(ours.get("torch")), name=name, source=source, command=_text(
-            ours.get("command")), device=_text(card), kernels=line.kernels(rules), ranges=line.ranges(),
-        copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy)
+        tool="torch", tool_version=_text(ours.get("torch")), name=name, source=source,
+        command=_text(ours.get("command")), device=CPU if notes else _text(card),
+        kernels=line.kernels(rules), ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy, notes=notes)
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -91,9 +96,50 @@ def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
     except (KeyError, TypeError, ValueError) as error:
         raise RunFileError(refusal("torch", "capture", source, f"has an event that cannot be read ({error})",
                                    ACCEPTED)) from None
+    if not device:
+        device = _operators(traced)
+        points += [((_key(one.get("pid")), _key(one.get("tid"))), start, id(one)) for one, _, _, start, _ in device]
     open_then = enclosing(instances, points)
     events = [_event(*one, open_then) for one in device]
     return Timeline(sorted(events, key=lambda event: event.start), instances, calls)
+
+
+def _operators(traced: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str, str, float, float]]:
+    """Operators on the CPU that do not overlap.
+
+    An operator stands for those inside it where they take less than half of its time; otherwise they stand for it.
+    """
+    found = [(one, "kernel", str(one["name"]), start, start + NS * _number(one.get("dur", 0.0)))
+             for one in traced if str(one.get("cat", "")).casefold() == "cpu_op"
+             for start in [NS * _number(one["ts"])]]
+    threads: dict[tuple[object, object], list[tuple[Mapping[str, Any], str, str, float, float]]] = defaultdict(list)
+    for event in found:
+        threads[_key(event[0].get("pid")), _key(event[0].get("tid"))].append(event)
+    chosen = []
+    for events in threads.values():
+        events.sort(key=lambda event: (event[3], -event[4]))
+        inside: list[list[int]] = [[] for _ in events]
+        outermost: list[int] = []
+        stack: list[int] = []
+        for index, event in enumerate(events):
+            while stack and events[stack[-1]][4] <= event[3]:
+                stack.pop()
+            (inside[stack[-1]] if stack else outermost).append(index)
+            stack.append(index)
+        while outermost:
+            index = outermost.pop()
+            event = events[index]
+            within = sum(events[child][4] - events[child][3] for child in inside[index])
+            if 2 * within > event[4] - event[3]:
+                outermost += inside[index]
+            else:
+                chosen.append(event)
+    return chosen
+
+
+def _notes(traced: Sequence[object]) -> tuple[str, ...]:
+    on_gpu = any(isinstance(one, dict) and str(one.get("cat", "")).casefold() in ("kernel", *COPIES) for one in traced)
+    return () if on_gpu else ("rows are operators of torch on the CPU, each with the shorter ones it is made of",)
 
 
 def _correlation(one: Mapping[str, Any]) -> Any:
@@ -120,7 +166,7 @@ def _event(one: Mapping[str, Any], kind: str, name: str, start: float, end: floa
            open_then: Mapping[object, tuple[int, ...]]) -> Event:
     given = one.get("args")
     arguments: Mapping[str, Any] = given if isinstance(given, dict) else {}
-    ranges = open_then.get(_correlation(one), ())
+    ranges = open_then.get(id(one), ()) or open_then.get(_correlation(one), ())
     return Event(kind, name, start, end, ranges, bytes=_whole(arguments.get("bytes")),
                  grid=_shape(arguments.get("grid")), block=_shape(arguments.get("block")))
 
