@@ -59,7 +59,8 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
     return Capture(
         tool="torch", tool_version=_text(ours.get("torch")), name=name, source=source,
         command=_text(ours.get("command")), device=CPU if notes else _text(card),
-        kernels=line.kernels(rules), ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy, notes=notes)
+        kernels=line.kernels(rules), ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window,
+        busy_ms=busy, notes=notes)
 
 
 def _load(path: Path) -> Mapping[str, Any]:
