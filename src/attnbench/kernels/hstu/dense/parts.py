@@ -1,0 +1,109 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Split keys: how many parts the keys of a call are split into, and the sum of the parts.
+
+Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so sums over parts of the
+keys simply add: programs write theirs to a workspace, a second kernel adds them in one order.  For a given number of
+parts the result is the same bits each time; atomics would give other bits, and save no pass, for what they add to has
+to be zeroed before and converted after.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from attnbench.kernels.hstu.dense.configs import LARGEST_PARTS
+from attnbench.kernels.shared.tiling import block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUM_BLOCK = 512
+AT_ONCE = 16
+"Parts that a program of the sum has in flight."
+
+# What a card does, of which only ratios count: H200, bf16.
+_FLOP_US = 5.5e6
+"of the products of a program alone on its SM, a microsecond"
+_BYTES_US = 38e3
+"that an SM writes to the L2 or reads from it, a microsecond, while all do"
+_ITEM_US = 2.0
+"from a work item's start to its first product, and from its last one to its end"
+_SUM_US = 3.5
+"a second kernel takes at least"
+
+
+@lru_cache(maxsize=4096)
+def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns: int, processors: int) -> int:
+    """How many parts to split keys into, from upper bounds alone: nothing waits for the device.
+
+    The least of what each number would take: waves of programs, each through a share of the keys and a sum's store,
+    and the sum of the parts.
+
+    Args:
+        items: tiles of queries of all sequences and heads.
+        rows: of such a tile.
+        keys: most keys of a sequence.
+        key_tile: keys of a tile.
+        dims: of queries and of values together.
+        columns: of a part's row in the workspace.
+        processors: SMs of the card.
+    """
+    tiles = -(-keys // key_tile)
+    tile_us = 2 * rows * key_tile * dims / _FLOP_US
+    part_us = 2 * 4 * rows * columns / _BYTES_US  # written, and read by the sum
+
+    def takes(parts: int) -> float:
+        waves = -(-items * parts // processors)
+        summed = _SUM_US + items * parts / processors * part_us if parts > 1 else 0.0
+        return waves * (-(-tiles // parts) * tile_us + _ITEM_US) + summed
+
+    # Beyond two waves of one item, parts only add to what is stored.
+    most = min(tiles, 2 * processors // max(1, items) + 1, LARGEST_PARTS)
+    return min(range(1, most + 1), key=takes, default=1)
+
+
+@triton.jit(do_not_specialize=("parts", "columns"))
+@no_type_check
+def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, columns, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+                   BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """A row of the output [rows, heads, DIM] as the sum of its parts [rows, parts, heads, BLOCK_DIM], in their order.
+
+    With so many `columns`, heads * BLOCK_DIM, of a part's row.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    from_ptr = parts_ptr + row * parts * columns + at
+    column = at % BLOCK_DIM
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.range(0, parts, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            there = (at < tl.where(first + part < parts, columns, 0)) & (column < DIM)
+            total += tl.load(from_ptr + part * columns, mask=there, other=0.0)
+        from_ptr += AT_ONCE * columns
+    to = row * (columns // BLOCK_DIM * DIM) + at // BLOCK_DIM * DIM + column
+    tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=(at < columns) & (column < DIM))
+
+
+def workspace_shape(rows: int, heads: int, dim: int, parts: int) -> tuple[int, ...] | None:
+    """Shape of the fp32 partial sums of an output [rows, heads, dim]; None where there are none."""
+    return (rows, parts, heads, block_of(dim)) if parts > 1 else None
+
+
+def workspace_of(out: Tensor, parts: int) -> Tensor | None:
+    """Room for the partial sums of an output [rows, heads, dim]; None where there are none."""
+    shape = workspace_shape(*out.shape, parts)
+    return None if shape is None else torch.empty(shape, dtype=torch.float32, device=out.device)
+
+
+def launch_sum(workspace: Tensor, out: Tensor, scale: float) -> None:
+    """Write `scale` times the sums of a workspace to `out` [rows, heads, dim], contiguous."""
+    rows, parts, heads, block = workspace.shape
+    columns = heads * block
+    hstu_sum_parts[(rows, -(-columns // SUM_BLOCK))](
+        workspace, out, scale, parts, columns, DIM=out.shape[2], BLOCK_DIM=block, BLOCK=SUM_BLOCK, AT_ONCE=AT_ONCE,
+        num_warps=4)
