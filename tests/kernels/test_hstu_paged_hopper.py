@@ -176,7 +176,7 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     with pytest.raises(ValueError, match=r"^block_m=192 is not known of order=plain; one of 16, 32, 64, 128, 256$"):
         PagedConfig(**TWO | {"block_m": 192, "order": "plain"})
     step = step_of([(70, 3, 5)], seed=1, dim=20)
-    with pytest.raises(ValueError, match=r"^hstu_paged_attention: config\.order=ws loads by tensor maps.*; another order$"):
+    with pytest.raises(ValueError, match=r"^hstu_paged_attention: config\.order=ws loads by tensor maps.*; another"):
         api._check_config(PagedConfig(**TWO), step.q, step.k, step.v, step.pool)
     step = step_of([(70, 3, 5)], seed=1)
     odd = torch.empty(8, 1, 20, dtype=torch.bfloat16)[:, :, :16]
