@@ -47,7 +47,8 @@ CASES = {
                "sections", "one-stage", "parts", "many-parts"),
     "cached-all": ({"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
                     "max_attn_len": 12}, "three", "sections", "deep-three", "parts", "many-parts"),
-    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections", "parts"),
+    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections",
+                 "parts"),
     "narrow-values": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 48, "linear_dim": 16}, "deep", "deep-three"),
     "factors": ({"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7}, "two", "wide"),
     "parts-of-few-keys": ({"batch": 3, "seqlen": 140, "lengths": "140:0:7"}, "parts", "many-parts"),
@@ -63,7 +64,7 @@ def _plain_sum(monkeypatch):
 
     monkeypatch.setattr(hstu_dense_forward, "launch_sum", launch_sum)
     monkeypatch.setattr(hstu_dense_forward, "workspace_of", lambda out, parts: None if parts == 1 else torch.full(
-        workspace_shape(*out.shape, parts), torch.nan))
+        workspace_shape(out.shape, parts), torch.nan))
 
 
 def case_of(**values):

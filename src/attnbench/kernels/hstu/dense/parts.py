@@ -9,6 +9,7 @@ to be zeroed before and converted after.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, no_type_check
 
@@ -89,14 +90,15 @@ def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, columns, DIM: tl.constexpr,
     tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=(at < columns) & (column < DIM))
 
 
-def workspace_shape(rows: int, heads: int, dim: int, parts: int) -> tuple[int, ...] | None:
+def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
     """Shape of the fp32 partial sums of an output [rows, heads, dim]; None where there are none."""
+    rows, heads, dim = shape
     return (rows, parts, heads, block_of(dim)) if parts > 1 else None
 
 
 def workspace_of(out: Tensor, parts: int) -> Tensor | None:
     """Room for the partial sums of an output [rows, heads, dim]; None where there are none."""
-    shape = workspace_shape(*out.shape, parts)
+    shape = workspace_shape(out.shape, parts)
     return None if shape is None else torch.empty(shape, dtype=torch.float32, device=out.device)
 
 

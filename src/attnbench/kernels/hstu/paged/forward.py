@@ -35,7 +35,7 @@ def programs_of(q: Tensor, step: Step, config: PagedConfig, splits: int) -> int:
 
 def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
     """Shape of the fp32 partial sums of a call; None where there are none."""
-    return shape_of_parts(*q.shape, splits)
+    return shape_of_parts(q.shape, splits)
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
