@@ -59,8 +59,10 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _plain_sum(monkeypatch):
     """The sum of parts is no kernel of Hopper's: test_hstu_paged.py runs it in Triton's interpreter."""
-    def launch_sum(workspace, out, scale):
-        out.copy_(workspace.sum(1)[:, :, :out.shape[2]] * scale)
+    def launch_sum(workspace, out, scale, *, hopper):
+        assert hopper
+        total = workspace.sum(1).unflatten(2, (-1, 4, 2, 2)).transpose(3, 4).flatten(2)
+        out.copy_(total[:, :, :out.shape[2]] * scale)
 
     monkeypatch.setattr(hstu_dense_forward, "launch_sum", launch_sum)
     monkeypatch.setattr(hstu_dense_forward, "workspace_of", lambda out, parts: None if parts == 1 else torch.full(

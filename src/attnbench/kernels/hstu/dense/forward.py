@@ -86,7 +86,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         group, parts, problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=counter is not None,
         SPLIT=workspace is not None, **problem.flags(), **config.hopper_flags(block_d, block_v))
     if workspace is not None:
-        launch_sum(workspace, out, 1 / problem.scaling_seqlen)
+        launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
 
 
 def grid_of(items: int, x: Tensor) -> tuple[int, Tensor | None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, no_type_check
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from attnbench.kernels.hstu.dense.configs import LARGEST_PARTS
 from attnbench.kernels.shared.tiling import block_of
@@ -23,19 +24,18 @@ from attnbench.kernels.shared.tiling import block_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUM_BLOCK = 512
 AT_ONCE = 16
 "Parts that a program of the sum has in flight."
 
 # What a card does, of which only ratios count: H200, bf16.
-_FLOP_US = 5.5e6
-"of the products of a program alone on its SM, a microsecond"
-_BYTES_US = 38e3
-"that an SM writes to the L2 or reads from it, a microsecond, while all do"
-_ITEM_US = 2.0
+_FLOP_US = 6.8e6
+"of the products of a program, a microsecond"
+_BYTES_US = 32e3
+"of partial sums that an SM writes, and reads again, a microsecond, while all do"
+_ITEM_US = 2.5
 "from a work item's start to its first product, and from its last one to its end"
-_SUM_US = 3.5
-"a second kernel takes at least"
+_SUM_US = 6.5
+"of a second kernel at least, and of the first one's being split"
 
 
 @lru_cache(maxsize=4096)
@@ -68,26 +68,36 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
     return min(range(1, most + 1), key=takes, default=1)
 
 
-@triton.jit(do_not_specialize=("parts", "columns"))
+@triton.jit(do_not_specialize=("parts", "heads"))
 @no_type_check
-def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, columns, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-                   BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
-    """A row of the output [rows, heads, DIM] as the sum of its parts [rows, parts, heads, BLOCK_DIM], in their order.
+def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, heads, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+                   AT_ONCE: tl.constexpr, HOPPER: tl.constexpr):
+    """A row and head of the output [rows, heads, DIM] as the sum of its parts, in their order.
 
-    With so many `columns`, heads * BLOCK_DIM, of a part's row.
+    Parts are [rows, parts, heads, BLOCK_DIM].  Those of the kernels for HOPPER have their columns shuffled, sixteen by
+    sixteen: there column 2 i + j of the k-th eight is column 4 i + 2 k + j.  This one is launched while they run, and
+    waits for them.
     """
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    from_ptr = parts_ptr + row * parts * columns + at
-    column = at % BLOCK_DIM
-    total = tl.zeros([BLOCK], tl.float32)
+    row = (tl.program_id(0) // heads).to(tl.int64)
+    head = tl.program_id(0) % heads
+    at = tl.arange(0, BLOCK_DIM)
+    column = at
+    if HOPPER:
+        column = at // 16 * 16 + at % 4 // 2 * 8 + at % 16 // 4 * 2 + at % 2
+        gdc_wait()
+    step = heads * BLOCK_DIM
+    from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
+    total = tl.zeros([BLOCK_DIM], tl.float32)
     for first in tl.range(0, parts, AT_ONCE):
         for part in tl.static_range(AT_ONCE):
-            there = (at < tl.where(first + part < parts, columns, 0)) & (column < DIM)
-            total += tl.load(from_ptr + part * columns, mask=there, other=0.0)
-        from_ptr += AT_ONCE * columns
-    to = row * (columns // BLOCK_DIM * DIM) + at // BLOCK_DIM * DIM + column
-    tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=(at < columns) & (column < DIM))
+            # The same of all columns, which so are loaded by four.
+            there = tl.zeros([BLOCK_DIM], tl.int32) + (first + part) < parts
+            if DIM != BLOCK_DIM:
+                there = there & (column < DIM)
+            total += tl.load(from_ptr + part * step + at, mask=there, other=0.0)
+        from_ptr += AT_ONCE * step
+    to = (row * heads + head) * DIM + column
+    tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
 
 
 def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
@@ -102,10 +112,12 @@ def workspace_of(out: Tensor, parts: int) -> Tensor | None:
     return None if shape is None else torch.empty(shape, dtype=torch.float32, device=out.device)
 
 
-def launch_sum(workspace: Tensor, out: Tensor, scale: float) -> None:
-    """Write `scale` times the sums of a workspace to `out` [rows, heads, dim], contiguous."""
+def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) -> None:
+    """Write `scale` times the sums of a workspace to `out` [rows, heads, dim], contiguous.
+
+    With `hopper` they are those of the kernel before, which is one for Hopper.
+    """
     rows, parts, heads, block = workspace.shape
-    columns = heads * block
-    hstu_sum_parts[(rows, -(-columns // SUM_BLOCK))](
-        workspace, out, scale, parts, columns, DIM=out.shape[2], BLOCK_DIM=block, BLOCK=SUM_BLOCK, AT_ONCE=AT_ONCE,
-        num_warps=4)
+    hstu_sum_parts[(rows * heads,)](
+        workspace, out, scale, parts, heads, DIM=out.shape[2], BLOCK_DIM=block, AT_ONCE=AT_ONCE, HOPPER=hopper,
+        num_warps=max(1, block // 128), **({"launch_pdl": True} if hopper else {}))

@@ -63,7 +63,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
     launch(q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits,
            workspace=workspace)
     if workspace is not None:
-        launch_sum(workspace, out, 1 / scaling_seqlen)
+        launch_sum(workspace, out, 1 / scaling_seqlen, hopper=config.hopper)
 
 
 def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,

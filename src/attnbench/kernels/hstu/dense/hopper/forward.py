@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.hopper.produce import Producer, Rows, produce
 from attnbench.kernels.hstu.dense.hopper.tiles import GridProblem, Mask, hide
@@ -148,7 +149,11 @@ class ToRows:
 
 @aggregate
 class ToParts:
-    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V], from registers."""
+    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V], from registers.
+
+    Columns are in the order of `SHUFFLED`: of every sixteen a thread has four, which are next to one another there, and
+    stores them at once.
+    """
 
     parts_ptr: gl.tensor
     heads: gl.tensor
@@ -160,10 +165,12 @@ class ToParts:
         """Store a work item's sum, unscaled."""
         work = read_work(consumer.queue, done)
         first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
+        BLOCK_V: gl.constexpr = consumer.BLOCK_V
+        acc = acc.reshape([ROWS, BLOCK_V // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, BLOCK_V])
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
-        columns = gl.arange(0, consumer.BLOCK_V, gl.SliceLayout(0, acc.type.layout))
+        columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, acc.type.layout))
         at = (work.query_start + first + rows).to(gl.int64) * self.heads + work.head
-        gl.store(self.parts_ptr + (at * consumer.BLOCK_V)[:, None] + columns[None, :], acc,
+        gl.store(self.parts_ptr + (at * BLOCK_V)[:, None] + columns[None, :], acc,
                  mask=(first + rows < queries)[:, None])
 
 
@@ -214,6 +221,8 @@ def start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, co
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
     queue = allocate_work_queue(GROUPS, 13)
     if SPLIT:
+        # The sum of the parts may be launched once all programs are: it waits for their end by itself.
+        gdc_launch_dependents()
         sink = ToParts(parts_ptr, parts * problem.heads)
     else:
         outs = q_rings[0].tiles
