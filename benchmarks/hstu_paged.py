@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnbench
+from attnbench.machine.devices import resolve
+from attnbench.machine.fingerprint import environment
+from attnbench.record import to_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,7 +218,8 @@ def main() -> int:
     wanted = [row for row in ROWS if any(row.name.startswith(part) for part in args.rows.split(","))]
     if not wanted or not torch.cuda.is_available():
         parser.error(f"--rows={args.rows}: one of {', '.join(row.name for row in ROWS)}, on a CUDA device")
-    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"environment": to_dict(environment(resolve("cuda"))), "layers": LAYERS, "rows": []}
+    rows: list[dict[str, Any]] = found["rows"]
     for row in wanted:
         begun = time.perf_counter()
         rows.append(measured(row, kernels_of(row), args.max_seconds))
@@ -223,8 +227,7 @@ def main() -> int:
             ratio = rows[-1]["ratios"].get(name, [1.0])[0]
             print(f"{row.name} {name}: {one:.2f} us, {rows[-1]['tflops'][name]:.0f} TFLOP/s, {ratio:.3f}x", flush=True)
         print(f"  in {time.perf_counter() - begun:.1f} s", flush=True)
-        args.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                                        "layers": LAYERS, "rows": rows}) + "\n")
+        args.out.write_text(json.dumps(found) + "\n")
     by_name = {row["row"]: row for row in rows}
     for bar in BARS:
         if bar.row in by_name:
