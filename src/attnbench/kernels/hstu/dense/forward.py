@@ -83,8 +83,9 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
         rows_of(out, ROWS.value, block_v) if workspace is None else None, workspace, counter, problem.offsets,
         problem.offsets_q, problem.num_targets, problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
-        group, parts, problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=counter is not None,
-        SPLIT=workspace is not None, **problem.flags(), **config.hopper_flags(block_d, block_v))
+        group, parts, problem.contextual_len, problem.max_attn_len or 0, DRAWS=counter is not None,
+        SPLIT=workspace is not None, num_warps=4, launch_pdl=workspace is not None, **problem.flags(),
+        **config.hopper_flags(block_d, block_v))
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
 

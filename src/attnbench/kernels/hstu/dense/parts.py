@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, no_type_check
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.hstu.dense.configs import LARGEST_PARTS
 from attnbench.kernels.shared.tiling import block_of
@@ -76,7 +76,7 @@ def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, heads, DIM: tl.constexpr, B
 
     Parts are [rows, parts, heads, BLOCK_DIM].  Those of the kernels for HOPPER have their columns shuffled, sixteen by
     sixteen: there column 2 i + j of the k-th eight is column 4 i + 2 k + j.  This one is launched while they run, and
-    waits for them.
+    waits for them; the kernel after it may be launched while this runs, if it waits too.
     """
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
@@ -84,6 +84,7 @@ def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, heads, DIM: tl.constexpr, B
     column = at
     if HOPPER:
         column = at // 16 * 16 + at % 4 // 2 * 8 + at % 16 // 4 * 2 + at % 2
+        gdc_launch_dependents()
         gdc_wait()
     step = heads * BLOCK_DIM
     from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM

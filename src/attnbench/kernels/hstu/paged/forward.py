@@ -78,5 +78,6 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
         rows_of(pool.view(-1, heads, dim), box, block_d),
         rows_of(out, ROWS.value, block_d) if workspace is None else None, workspace, counter, step.offsets,
         step.cached, step.indptr, step.indices, step.num_targets, alpha / 2, 1 / scaling_seqlen, heads, pairs, tiles,
-        group, splits, PAGE=page_size, HAS_TARGETS=step.num_targets is not None, num_warps=4,
-        DRAWS=counter is not None, SPLIT=workspace is not None, **config.hopper_flags(block_d))
+        group, splits, PAGE=page_size, HAS_TARGETS=step.num_targets is not None,
+        DRAWS=counter is not None, SPLIT=workspace is not None, num_warps=4, launch_pdl=workspace is not None,
+        **config.hopper_flags(block_d))

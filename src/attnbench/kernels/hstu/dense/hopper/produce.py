@@ -11,6 +11,7 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_wait
 
 from attnbench.kernels.hstu.dense.hopper.work import work_at
 from attnbench.kernels.shared.hopper import Argument, Rings, WorkQueue, aggregate, next_work
@@ -115,6 +116,8 @@ def produce(producer, problem, source):
     items = problem.pairs * problem.tiles
     if producer.SPLIT:
         items *= producer.parts
+        # Launched while the kernel before ends: what that wrote, and what it reads and consumers write, comes after.
+        gdc_wait()
     at = gl.program_id(0)
     count = 0
     done = 0
