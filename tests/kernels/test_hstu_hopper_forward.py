@@ -183,6 +183,11 @@ def test_parts_are_of_the_kernel_for_hopper_alone():
     plain = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "parts": 2}
     with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=2 is of the kernel for Hopper.*; None"):
         run(case, inputs, plain)
+    large = torch.empty(2**22, 1, 16, dtype=torch.bfloat16, device="meta")
+    huge = replace(problem_of(case, inputs), max_seqlen=2**22, max_seqlen_q=2**22,
+                   offsets=torch.zeros(2**8 + 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=1024 gives \d+ work items; under 2"):
+        hstu_dense_forward.launch_forward(large, large, large, large, huge, ForwardConfig(**TWO | {"parts": 1024}))
     with pytest.raises(ValueError, match=r"^parts=0 is out of range; 1 to 1024$"):
         ForwardConfig(**TWO | {"parts": 0})
 

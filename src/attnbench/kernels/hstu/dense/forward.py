@@ -14,6 +14,9 @@ from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import ROWS, is_rows, rows_of
 from attnbench.kernels.shared.tiling import block_of, group_of
 
+LARGEST_ITEMS = 2**31
+"Work items of a launch: kernels number them in 32 bits."
+
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
     """Compute `out` [Tq, H, Dv]; nothing waits for the device.
@@ -71,12 +74,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
-    parts = config.parts
-    if parts is None:
-        # A row without a cache sees what is before it: tiles of unequal work, which the tile scheduler evens out.
-        parts = 1 if problem.offsets_q is None else parts_of(
-            tiles * pairs, config.block_m, problem.max_seqlen, config.block_n, attn_dim + linear_dim, block_v,
-            processors(q))
+    parts = _parts(q, v, problem, config, tiles * pairs)
     workspace = workspace_of(out, parts)
     programs, counter = grid_of(tiles * pairs * parts, q)
     hstu_hopper_forward[(programs,)](
@@ -88,6 +86,20 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         **config.hopper_flags(block_d, block_v))
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
+
+
+def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items: int) -> int:
+    """Parts of the keys: as the configuration says, else what fills the card where queries have a cache.
+
+    A row without a cache sees what is before it: tiles of unequal work, which the tile scheduler evens out.
+    """
+    if config.parts is None:
+        return 1 if problem.offsets_q is None else parts_of(
+            items, config.block_m, problem.max_seqlen, config.block_n, q.shape[2] + v.shape[2], block_of(v.shape[2]),
+            processors(q))
+    if items * config.parts >= LARGEST_ITEMS:
+        raise wrong("forward.parts", config.parts, f"gives {items * config.parts} work items", f"under {LARGEST_ITEMS}")
+    return config.parts
 
 
 def grid_of(items: int, x: Tensor) -> tuple[int, Tensor | None]:
