@@ -6,6 +6,7 @@ The defaults are data, in ``configs.toml`` beside this file: the first row that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -81,6 +82,7 @@ class PagedConfig(LaunchConfig):
         return max(1, min(processors // max(1, programs), tiles // self.least_tiles))
 
 
+@cache
 def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_size: int) -> PagedConfig:
     """Default of the portable paged forward.
 
@@ -94,6 +96,7 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
                        page_size=page_size)
 
 
+@cache
 def hopper_config(capability: tuple[int, int], item_bytes: int, dim: int, page_size: int) -> PagedConfig | None:
     """Default of the kernel for Hopper, arguments as in `default_config`; None where that kernel cannot be launched so.
     """
@@ -118,6 +121,7 @@ def hopper_fault(config: PagedConfig, *, capability: tuple[int, int] | None, ite
     return dense_fault(_dense(config), capability=capability, item_bytes=item_bytes, attn_dim=dim, linear_dim=dim)
 
 
+@lru_cache(maxsize=256)
 def _dense(config: PagedConfig) -> ForwardConfig:
     """The dense forward for Hopper whose consumers these are."""
     return ForwardConfig(block_m=config.block_m, block_n=config.block_n, warps=config.warps, stages=config.stages,
