@@ -447,6 +447,19 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
                       f"{where(to_dict(run.environments[0]), say)} Samples: {regimes}; {clock}."])
 
 
+def hstu_paged(say: Say, path: Path) -> str:
+    """The paged HSTU kernel and split keys: time of a layer in a graph, rate, and speed over the contiguous kernel."""
+    data = json.loads(path.read_text("utf-8"))
+    rows = []
+    for item in data["rows"]:
+        shape, dims = item["row"].split("-d")
+        for name, us in item["us"].items():
+            ratio = f"{item['ratios'][name][0]:.3f}" if name in item["ratios"] else ""
+            rows.append((shape.replace("x", " × "), dims, name, f"{us:.1f} µs", f"{item['tflops'][name]:.0f}", ratio))
+    words = ("users × candidates", "dims", "kernel", "a layer", "TFLOP/s", "speed over `contiguous`")
+    return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
+
+
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -465,6 +478,7 @@ TABLES = {
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
     "hstu-bsa-fwd-h200": Table(("hstu-bsa-fwd-h200.json", "hstu-bsa-16384-h200.json"), hstu_sparse),
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
+    "hstu-paged-h200": Table(("hstu-paged-h200.json",), hstu_paged),
     "diff-simulated": Table(("diff-simulated.json",), compared),
     "diff-h200": Table(("diff-h200.json",), compared_card),
     "intervals-ticks": Table(("intervals-simulated.json",), median_ticks),

@@ -44,6 +44,11 @@ class Instruction:
         return int(self.operands[-1], 16) if self.name.startswith("BRA") else None
 
     @property
+    def copies(self) -> bool:
+        """Whether it copies one uniform register to another, whatever the predicates."""
+        return self.name == "UMOV" and not self.guarded and self.operands[1].startswith("UR")
+
+    @property
     def ends(self) -> bool:
         """Whether the next line is never the next."""
         return self.name.startswith(_JUMPS) and not self.guarded
@@ -110,7 +115,11 @@ def instructions(sass: str) -> list[Instruction]:
 
 
 def unset(sass: str) -> dict[str, str]:
-    """Uniform registers that are read where some path has not written them, each with the first line that does."""
+    """Uniform registers that are read where some path has not written them, each with the first line that does.
+
+    A copy is no reading: what it copies is unset where it is copied to.  The assembler copies pairs of which it then
+    writes one half.
+    """
     code = instructions(sass)
     effects = [one.uniform() for one in code]
     behind = _paths(code)
@@ -119,7 +128,9 @@ def unset(sass: str) -> dict[str, str]:
     todo = [0]
     while todo:
         place = todo.pop()
-        now = (written[place] or set()) | effects[place][1]
+        known = written[place] or set()
+        reads, writes = effects[place]
+        now = known - writes if code[place].copies and not reads <= known else known | writes
         for after in behind[place]:
             known = written[after]
             both = now if known is None else known & now
@@ -128,6 +139,8 @@ def unset(sass: str) -> dict[str, str]:
                 todo.append(after)
     found: dict[str, str] = {}
     for one, (reads, _), known in zip(code, effects, written, strict=True):
+        if one.copies:
+            continue
         for register in reads - (known if known is not None else reads):
             found.setdefault(f"UR{register}", f"{one.at:x}: {one.name} {', '.join(one.operands)}")
     return found

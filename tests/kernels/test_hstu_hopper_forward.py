@@ -13,6 +13,7 @@ from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, make_truth
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
+from attnbench.kernels.hstu.dense.parts import workspace_shape
 from attnbench.kernels.hstu.dense.problem import Problem
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
@@ -24,7 +25,8 @@ TWO = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "silu": "exp", "o
 CUTS = {"two": TWO, "three": TWO | {"block_m": 192, "warps": 12}, "wide": TWO | {"block_n": 128},
         "sections": TWO | {"section_mib": 0.04}, "deep": TWO | {"stages": 3, "section_mib": 0.1},
         "deep-three": TWO | {"block_m": 192, "warps": 12, "stages": 4},
-        "one-stage": TWO | {"stages": 1, "block_n": 128}}
+        "one-stage": TWO | {"stages": 1, "block_n": 128}, "parts": TWO | {"parts": 3},
+        "many-parts": TWO | {"block_m": 192, "warps": 12, "stages": 3, "parts": 9}}
 CASES = {
     "one-of-each-length": ({"batch": 4, "seqlen": 257, "lengths": "0:1:128:257"}, "two", "deep", "sections"),
     "just-over": ({"seqlen": 193, "lengths": "193:65"}, "three", "wide", "deep-three"),
@@ -40,16 +42,31 @@ CASES = {
     "narrow-window": ({"batch": 1, "seqlen": 260, "max_attn_len": 1, "num_targets": "3"}, "three", "wide"),
     "window-both-ways": ({"batch": 1, "seqlen": 300, "max_attn_len": 10, "causal": False}, "sections", "two"),
     "window-prefix-targets": ({"seqlen": 330, "lengths": "330:30", "max_attn_len": 77, "contextual_len": 6,
-                               "num_targets": "20:5"}, "two", "wide", "sections"),
+                               "num_targets": "20:5"}, "two", "wide", "sections", "parts"),
     "cached": ({"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 70, "num_targets": "5:0:2"},
-               "sections", "one-stage"),
+               "sections", "one-stage", "parts", "many-parts"),
     "cached-all": ({"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
-                    "max_attn_len": 12}, "three", "sections", "deep-three"),
-    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections"),
+                    "max_attn_len": 12}, "three", "sections", "deep-three", "parts", "many-parts"),
+    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections",
+                 "parts"),
     "narrow-values": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 48, "linear_dim": 16}, "deep", "deep-three"),
     "factors": ({"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7}, "two", "wide"),
+    "parts-of-few-keys": ({"batch": 3, "seqlen": 140, "lengths": "140:0:7"}, "parts", "many-parts"),
     "many-tiles-and-heads": ({"nheads": 2, "seqlen": 300, "lengths": "300:64"}, "wide", "deep", "sections"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _plain_sum(monkeypatch):
+    """The sum of parts is no kernel of Hopper's: test_hstu_paged.py runs it in Triton's interpreter."""
+    def launch_sum(workspace, out, scale, *, hopper):
+        assert hopper
+        total = workspace.sum(1).unflatten(2, (-1, 4, 2, 2)).transpose(3, 4).flatten(2)
+        out.copy_(total[:, :, :out.shape[2]] * scale)
+
+    monkeypatch.setattr(hstu_dense_forward, "launch_sum", launch_sum)
+    monkeypatch.setattr(hstu_dense_forward, "workspace_of", lambda out, parts: None if parts == 1 else torch.full(
+        workspace_shape(out.shape, parts), torch.nan))
 
 
 def case_of(**values):
@@ -158,6 +175,21 @@ def test_what_cannot_be_launched_is_named(cut, given, words):
 def test_a_word_that_is_not_known_is_no_other_path():
     with pytest.raises(ValueError, match=r"^order=wss is not known; one of "):
         ForwardConfig(**TWO | {"order": "wss"})
+
+
+def test_parts_are_of_the_kernel_for_hopper_alone():
+    case = case_of(batch=1, seqlen=40)
+    inputs = make_inputs(case, seed=1, kind="normal", device="cpu")
+    plain = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "parts": 2}
+    with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=2 is of the kernel for Hopper.*; None"):
+        run(case, inputs, plain)
+    large = torch.empty(2**22, 1, 16, dtype=torch.bfloat16, device="meta")
+    huge = replace(problem_of(case, inputs), max_seqlen=2**22, max_seqlen_q=2**22,
+                   offsets=torch.zeros(2**8 + 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=1024 gives \d+ work items; under 2"):
+        hstu_dense_forward.launch_forward(large, large, large, large, huge, ForwardConfig(**TWO | {"parts": 1024}))
+    with pytest.raises(ValueError, match=r"^parts=0 is out of range; 1 to 1024$"):
+        ForwardConfig(**TWO | {"parts": 0})
 
 
 def test_a_refusal_is_one_line_and_nothing_else_runs_instead():

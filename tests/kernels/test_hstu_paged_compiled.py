@@ -11,13 +11,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels.hstu.paged import portable
+from attnbench.kernels.hstu.dense import parts
+from attnbench.kernels.hstu.paged import forward, portable
 from attnbench.kernels.hstu.paged.configs import TABLE, PagedConfig, default_config
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
-KERNELS = ("hstu_paged_forward", "hstu_paged_sum", "hstu_paged_append")
+KERNELS = ("hstu_paged_forward", "hstu_sum_parts", "hstu_paged_append")
 BATCH, HEADS, NEW, PAGES = 4, 4, 384, 1000
 
 
@@ -29,11 +30,13 @@ def jobs_of(row, capability, page_size, *, targets=True):
     table = {name: torch.empty(length, dtype=torch.int32, device="meta")
              for name, length in (("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))}
     step = Step(**table, num_targets=table["cached"] if targets else None, max_new=NEW, max_cached=4096)
-    with recorded(portable, *KERNELS, capability=capability) as jobs:
-        config = PagedConfig.parse(row["config"])
-        portable.launch_forward(q, k, v, pool, out, step, config, alpha=0.1, scaling_seqlen=1000, splits=2,
-                                workspace=torch.empty(2, *q.shape, dtype=torch.float32, device="meta"))
+    config, shape = PagedConfig.parse(row["config"]), forward.workspace_shape(q, 2)
+    with (recorded(portable, *KERNELS[::2], capability=capability) as own,
+          recorded(parts, KERNELS[1], capability=capability) as sums):
+        forward.launch_forward(q, k, v, pool, out, step, config, alpha=0.1, scaling_seqlen=1000, splits=2,
+                               workspace=torch.empty(shape, dtype=torch.float32, device="meta"))
         portable.launch_append(k, v, pool, step)
+    jobs = [own[0], sums[0], own[1]]
     label = f"{capability} {row['item_bytes']}-byte d{row['dim']} p{page_size}{' targets' * targets}"
     return [replace(job, label=f"{job.label} {label}") for job in jobs[:3 if row["dim"] == 256 else 1]]
 
@@ -81,7 +84,7 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version, capability
 
 def test_another_batch_or_length_compiles_nothing_anew():
     """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
-    for kernel in (getattr(portable, name) for name in KERNELS):
+    for kernel in (portable.hstu_paged_forward, parts.hstu_sum_parts, portable.hstu_paged_append):
         counted = {parameter.name for parameter in kernel.params if not parameter.is_constexpr and not re.search(
             "_ptr$|_desc$|_row$|_head$|_split$|^half_alpha$|^scale$", parameter.name)}
         assert counted

@@ -55,6 +55,56 @@ def test_right_on_the_card(name, page_size, dim, dtype):
         assert torch.equal(found, again)
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("config", ["m128n128w8s2-ws", "m192n64w12s3-ws", "m128n32w8s4-ws", "m128n32w8s4-ahead-tma"])
+def test_every_tile_and_the_portable_kernel_read_the_same_pages(config):
+    """Tiles of one page, of several and of a part of one; what is named runs, whatever the default is."""
+    from attnbench.kernels.hstu.paged.api import hstu_paged_attention
+
+    for page_size in (32, 128):
+        step = make_step([(0, 5, 3), (259, 70, 131), (128, 1, 0)], page_size=page_size, heads=2, dim=128,
+                         dtype=torch.bfloat16, seed=page_size)
+        tensors, table = on_card(step)
+        for splits in (1, 4):
+            held(step, hstu_paged_attention(*tensors, table, alpha=ALPHA, scaling_seqlen=SCALE, splits=splits,
+                                            config=config, validate=True))
+
+
+@pytest.mark.hopper
+def test_the_default_on_hopper_is_hoppers():
+    from attnbench.kernels.hstu.paged.api import default_forward
+
+    for dim, dtype, hopper in ((256, torch.bfloat16, True), (128, torch.float16, True), (20, torch.bfloat16, False),
+                               (64, torch.float32, False)):
+        (q, k, v, pool), _ = on_card(make_step([(64, 3, 2)], dim=dim, dtype=dtype))
+        assert default_forward(q, k, v, pool).hopper == hopper
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_contiguous_cached_step_is_the_same_by_any_number_of_parts(dim):
+    """Parts add up to the whole within rounding, and to the same bits each time; the default splits this one."""
+    from attnbench.kernels.hstu.dense.api import default_forward, hstu_attention
+
+    made = torch.Generator("cuda").manual_seed(dim)
+    q, k, v = (torch.randn(rows, 2, dim, generator=made, device="cuda").to(torch.bfloat16)
+               for rows in (390, 2400, 2400))
+    offsets, offsets_q, targets = (torch.tensor(x, dtype=torch.int32, device="cuda")
+                                   for x in ([0, 1900, 2400], [0, 300, 390], [120, 0]))
+
+    def run(**changes):
+        config = replace(default_forward(q, k, v, 1900), **changes)
+        return hstu_attention(q, k, v, offsets, 1900, offsets_q=offsets_q, max_seqlen_q=300, num_targets=targets,
+                              forward=config)
+
+    whole = run(parts=1)
+    for parts in (None, 2, 7, 60):
+        found = run(parts=parts)
+        assert torch.equal(found, run(parts=parts))
+        torch.testing.assert_close(found.float(), whole.float(), rtol=2e-2, atol=2e-2 * whole.abs().max().item())
+    assert not torch.equal(run(), whole)
+
+
 @pytest.mark.parametrize("page_size", [32, 128])
 def test_append_on_the_card(page_size):
     from attnbench.kernels.hstu.paged.api import hstu_paged_append

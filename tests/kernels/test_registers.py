@@ -31,9 +31,17 @@ def test_of_two_descriptors_an_operand_in_registers_leaves_the_first_out():
 
 
 def test_an_indirect_branch_reaches_what_nothing_else_does():
-    code = ["UMOV UR4, 0x1", "BRX R2 -0x20", "UMOV UR6, UR4", "EXIT", "UMOV UR8, UR5", "EXIT"]
+    code = ["UMOV UR4, 0x1", "BRX R2 -0x20", "UMOV UR6, UR4", "EXIT", "R2UR UR8, UR5", "EXIT"]
     lines = "\n".join(f"        /*{16 * place:04x}*/  {line} ;" for place, line in enumerate(code))
-    assert unset(lines) == {"UR5": "40: UMOV UR8, UR5"}
+    assert unset(lines) == {"UR5": "40: R2UR UR8, UR5"}
+
+
+def test_a_copy_hands_on_that_a_register_is_unset():
+    """A pair is copied and one half of it written at once: nobody reads what was copied there."""
+    code = ["UMOV UR4, UR27", "{}", "UIADD3 UR6, UR4, 0x1, URZ", "EXIT"]
+    lines = "\n".join(f"        /*{16 * place:04x}*/  {line} ;" for place, line in enumerate(code))
+    assert not unset(lines.format("UMOV UR4, 0x1"))
+    assert unset(lines.format("NOP")) == {"UR4": "20: UIADD3 UR6, UR4, 0x1, URZ"}
 
 
 # What the portable flash forward had with its scores a tile ahead: the weights of the last tile are an operand of the

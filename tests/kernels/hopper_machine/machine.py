@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.language.extra.cuda import gdc
 
 from . import barriers
 from .language import STAND_INS
@@ -139,6 +140,8 @@ class _Program:
             tma: {"async_load": moves.load, "async_copy_global_to_shared": moves.load, "async_store": moves.store,
                   "async_copy_shared_to_global": moves.store, "async_atomic_add": moves.add,
                   "store_wait": moves.store_wait},
+            # Grids run one after the other here.
+            gdc: {"gdc_launch_dependents": lambda: None, "gdc_wait": lambda: None},
         }
         of_machine = [(getattr(module, name), stand_in) for module, those in mine.items()
                       for name, stand_in in those.items() if hasattr(module, name)]

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from attnbench.kernels.shared.rows import load_rows
 
-COUNTS = ("contextual_len", "group", "heads", "pairs", "rows", "tiles", "window")
+COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles", "window")
 """Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
 than SMs are drawn."""
 

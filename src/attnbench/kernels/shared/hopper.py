@@ -105,11 +105,18 @@ class Ring:
 
         The caller then loads EXTRA_BYTES on the same barrier.
         """
+        tile, barrier = self.begin(count, EXTRA_BYTES)
+        load_tile(desc, coordinates(start, rows, first, head, column), barrier, tile)
+
+    @gluon.jit
+    @no_type_check
+    def begin(self, count, EXTRA_BYTES: gl.constexpr = 0):
+        """Wait until the count-th tile's stage is free: the stage, and the mbarrier on which to load all of it."""
         BYTES: gl.constexpr = self.tiles.numel // self.STAGES * self.tiles.dtype.primitive_bitwidth // 8
         stage = count % self.STAGES
         mbarrier.wait(self.empty.index(stage), (count // self.STAGES & 1) ^ 1)
         mbarrier.expect(self.full.index(stage), BYTES + EXTRA_BYTES)
-        load_tile(desc, coordinates(start, rows, first, head, column), self.full.index(stage), self.tiles.index(stage))
+        return self.tiles.index(stage), self.full.index(stage)
 
     @gluon.jit
     @no_type_check

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
 
+LARGEST_PARTS = 1024
+"That keys are split into."
 TABLE = Defaults(Path(__file__).with_name("configs.toml"))
 
 
@@ -57,6 +59,8 @@ class ForwardConfig(_Tiles):
     order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws"), far=3)] = "plain"
     """ahead: the scores of a tile are there before the product with the last one's values, and SiLU runs beside that;
     ws: so too, while a warp of its own loads for warpgroups of 64 rows (sm_90), in programs that draw their jobs"""
+    parts: Annotated[int | None, Spelled("-parts{}", range(1, LARGEST_PARTS + 1))] = None
+    "that keys are split into, each a work item (order ws); None: what fills the card, where queries have a cache"
 
     @property
     def hopper(self) -> bool:

@@ -7,15 +7,21 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
 from attnbench.kernels.hstu.dense.hopper.forward import hstu_hopper_forward
+from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of, workspace_of
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import ROWS, is_rows, rows_of
 from attnbench.kernels.shared.tiling import block_of, group_of
 
+LARGEST_ITEMS = 2**31
+"Work items of a launch: kernels number them in 32 bits."
+
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
-    """Compute `out` [Tq, H, Dv]; nothing waits for the device, and but for a ticket's four bytes nothing is allocated.
+    """Compute `out` [Tq, H, Dv]; nothing waits for the device.
+
+    Nothing is allocated but the four bytes of a tile scheduler, and fp32 partial sums where keys are split.
 
     Args:
         q: [Tq, H, D], last dim contiguous, as all of them.
@@ -35,6 +41,9 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     if config.hopper:
         _launch_hopper(q, k, v, out, problem, config)
         return
+    if config.parts is not None:
+        raise wrong("forward.parts", config.parts, f"is of the kernel for Hopper, not of order={config.order}",
+                    "None, or order=ws")
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
@@ -65,13 +74,38 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
-    programs = min(tiles * pairs, processors(q))
-    # A program of one work item needs no tile counter, and a launch is one kernel: no zero is written before it.
-    draws = tiles * pairs > programs
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
+    parts = _parts(q, v, problem, config, tiles * pairs)
+    workspace = workspace_of(out, parts)
+    programs, counter = grid_of(tiles * pairs * parts, q)
     hstu_hopper_forward[(programs,)](
         rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
-        rows_of(out, ROWS.value, block_v), counter, problem.offsets, problem.offsets_q, problem.num_targets,
-        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles, group,
-        problem.contextual_len, problem.max_attn_len or 0, num_warps=4, DRAWS=draws, **problem.flags(),
+        rows_of(out, ROWS.value, block_v) if workspace is None else None, workspace, counter, problem.offsets,
+        problem.offsets_q, problem.num_targets, problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
+        group, parts, problem.contextual_len, problem.max_attn_len or 0, DRAWS=counter is not None,
+        SPLIT=workspace is not None, num_warps=4, launch_pdl=workspace is not None, **problem.flags(),
         **config.hopper_flags(block_d, block_v))
+    if workspace is not None:
+        launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
+
+
+def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items: int) -> int:
+    """Parts of the keys: as the configuration says, else what fills the card where queries have a cache.
+
+    A row without a cache sees what is before it: tiles of unequal work, which the tile scheduler evens out.
+    """
+    if config.parts is None:
+        return 1 if problem.offsets_q is None else parts_of(
+            items, config.block_m, problem.max_seqlen, config.block_n, q.shape[2] + v.shape[2], block_of(v.shape[2]),
+            processors(q))
+    if items * config.parts >= LARGEST_ITEMS:
+        raise wrong("forward.parts", config.parts, f"gives {items * config.parts} work items", f"under {LARGEST_ITEMS}")
+    return config.parts
+
+
+def grid_of(items: int, x: Tensor) -> tuple[int, Tensor | None]:
+    """Programs of a Hopper forward on the card of `x`, and the counter of its tile scheduler.
+
+    A program of one work item needs none, and a launch is one kernel: no zero is written before it.
+    """
+    programs = min(items, processors(x))
+    return programs, torch.zeros(1, dtype=torch.int32, device=x.device) if items > programs else None

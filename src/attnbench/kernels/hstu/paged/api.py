@@ -5,7 +5,7 @@
     O = SiLU(α Q Kᵀ) ∘ M · V / scaling_seqlen
 
 `problem` says how pages and sequences are given.  With P = m c + m (m + 1) / 2 + T (c + m + 1) visible pairs of a
-sequence and head the forward is 4 P D FLOPs.  Workspace: none, or fp32 [splits, T, H, D] where keys are split.
+sequence and head the forward is 4 P D FLOPs.  Workspace: none, or fp32 [T, splits, H, D] where keys are split.
 Takes bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
 """
 
@@ -15,18 +15,20 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.paged.configs import PagedConfig, default_config, nearest_config
-from attnbench.kernels.hstu.paged.portable import (
-    hstu_paged_forward,
-    launch_append,
-    launch_forward,
-    programs_of,
-    splits_of,
-    workspace_shape,
+from attnbench.kernels.hstu.paged.configs import (
+    PagedConfig,
+    default_config,
+    hopper_config,
+    hopper_fault,
+    nearest_config,
 )
+from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
+from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, check_values, wrong
+from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.hopper import is_rows
 
-__all__ = ["PAGE_SIZES", "PagedConfig", "Step", "default_config", "hstu_paged_append", "hstu_paged_attention",
+__all__ = ["PAGE_SIZES", "PagedConfig", "Step", "default_forward", "hstu_paged_append", "hstu_paged_attention",
            "launch_append", "launch_forward", "splits_of", "workspace_shape"]
 
 LARGEST_GRID = 2**31
@@ -52,7 +54,9 @@ def hstu_paged_attention(
         alpha: factor of the scores; None: 1 / sqrt(D).
         splits: parts of the keys, each a program's; None: as many as fill the card by the bounds in `step`.  Results
             of different splits differ by rounding; for a given number they are the same bits each time.
-        config: launch configuration, or its short form, such as "m128n64w8s3-ahead-tma"; None: the default.
+        config: launch configuration, or its short form, such as "m128n64w8s2-ws"; None: the default, which is of the
+            kernel for Hopper where that takes the tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else
+            the portable one.  One that is given is never replaced by another.
         validate: look into the table too, once, and wait for the device.
 
     Returns:
@@ -77,10 +81,8 @@ def hstu_paged_attention(
     if validate:
         check_values(ATTENTION, q.shape[0], pool, step, appends=False)
     _check_device(ATTENTION, q)
-    config = config or default_config(_capability(q), q.element_size(), q.shape[2], pool.shape[2])
-    if config.block_n > pool.shape[2]:
-        raise wrong(ATTENTION, "config.block_n", config.block_n, f"is over the {pool.shape[2]} keys of a page",
-                    "tiles in one page")
+    config = config or default_forward(q, k, v, pool)
+    _check_config(config, q, k, v, pool)
     splits = splits_of(q, step, config) if splits is None else splits
     if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
         raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
@@ -112,6 +114,28 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
     _check_device(APPEND, k)
     with torch.cuda.device_of(k):
         launch_append(k, v, pool, step)
+
+
+def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
+    """Default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    shape = _capability(q), q.element_size(), q.shape[2], pool.shape[2]
+    hopper = hopper_config(*shape) if all(map(is_rows, (q, k, v, pool.flatten(0, 2)))) else None
+    return hopper or default_config(*shape)
+
+
+def _check_config(config: PagedConfig, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+    if not config.hopper:
+        if config.block_n > pool.shape[2]:
+            raise wrong(ATTENTION, "config.block_n", config.block_n, f"is over the {pool.shape[2]} keys of a page",
+                        "tiles in one page")
+        return
+    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), dim=q.shape[2])
+    if fault:
+        raise wrong(ATTENTION, "config.order", config.order, fault, "another order")
+    for name, x in (("q", q), ("k", k), ("v", v), ("pool", pool.flatten(0, 2))):
+        if x.numel() and not is_rows(x):
+            raise wrong(ATTENTION, f"{name}.stride", x.stride(), "is no multiple of 16 bytes, as order=ws needs",
+                        "an aligned tensor, or another order")
 
 
 def _named(text: str) -> PagedConfig:

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from attnbench.kernels.hstu.dense.problem import descriptor
 from attnbench.kernels.hstu.tiles import sees, silu
-from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.rows import load_rows, store_rows
 from attnbench.kernels.shared.tiling import block_of
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from attnbench.kernels.hstu.paged.configs import PagedConfig
     from attnbench.kernels.hstu.paged.problem import Step
 
-COUNTS = ("heads", "tiles", "splits", "elements")
+COUNTS = ("heads", "tiles", "splits")
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
-SUM_BLOCK = 1024
 APPEND_ROWS = 16
 
 
@@ -168,20 +167,6 @@ def hstu_paged_forward(
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
-def hstu_paged_sum(parts_ptr, out_ptr, scale, elements, splits, BLOCK: tl.constexpr):
-    """The output as the sum of its parts [splits, elements], always in the same order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < elements
-    total = tl.zeros([BLOCK], tl.float32)
-    part = at
-    for _ in tl.range(0, splits):
-        total += tl.load(parts_ptr + part, mask=there, other=0.0)
-        part += elements
-    tl.store(out_ptr + at, (total * scale).to(out_ptr.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-@no_type_check
 def hstu_paged_append(
     k_ptr, v_ptr, pool_ptr, offsets_ptr, cached_ptr, indptr_ptr, indices_ptr, num_targets_ptr,
     k_row, k_head, v_row, v_head, pool_row, tiles,
@@ -213,24 +198,9 @@ def hstu_paged_append(
     tl.store(to + tl.cast(PAGE, tl.int64) * pool_row, v, mask=mask)
 
 
-def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
-    """Parts the keys of a call are split into, from the bounds alone: nothing waits for the device."""
-    return config.splits(programs_of(q, step, config, 1), step.max_cached + step.max_new, processors(q))
-
-
-def programs_of(q: Tensor, step: Step, config: PagedConfig, splits: int) -> int:
-    """Programs of a call."""
-    return -(-step.max_new // config.block_m) * step.batch * q.shape[1] * splits
-
-
-def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
-    """Shape of the fp32 partial sums of a call; None where there are none."""
-    return (splits, *q.shape) if splits > 1 else None
-
-
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
                    alpha: float, scaling_seqlen: int, splits: int, workspace: Tensor | None) -> None:
-    """Compute `out` [T, H, D]; nothing waits for the device and nothing is allocated.
+    """Compute `out` [T, H, D], or where there is a workspace the partial sums in it, with the portable kernel.
 
     Args:
         q: [T, H, D], last dim contiguous, as k and v.
@@ -243,28 +213,24 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
         alpha: factor of the scores.
         scaling_seqlen: what outputs are divided by.
         splits: parts of the keys, from 1.
-        workspace: fp32 of `workspace_shape`.
+        workspace: fp32 of `dense.parts.workspace_shape`.
     """
     _, heads, dim = q.shape
     tiles = -(-step.max_new // config.block_m)
-    programs = programs_of(q, step, config, splits)
-    if programs == 0 or out.numel() == 0:
-        return
     page_size = pool.shape[2]
     block_d = block_of(dim)
     tma = config.loads == "tma" and _takes_tma(pool)
     described = descriptor(pool.view(-1, heads, dim), config.block_n, block_d) if tma else None
-    target = out if workspace is None else workspace
+    if workspace is None:
+        target, to = out, (0, heads * dim, dim)
+    else:
+        target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
     strides = [stride for x in (q, k, v) for stride in x.stride()[:2]]
-    hstu_paged_forward[(programs,)](
+    hstu_paged_forward[(tiles * step.batch * heads * splits,)](
         q, k, v, pool, target, described, step.offsets, step.cached, step.indptr, step.indices, step.num_targets,
-        *strides, heads * dim, out.numel(), heads * dim, dim,
-        alpha / 2, 1 / scaling_seqlen if workspace is None else 1.0, heads, tiles, splits,
+        *strides, heads * dim, *to, alpha / 2, 1 / scaling_seqlen if workspace is None else 1.0, heads, tiles, splits,
         DIM=dim, BLOCK_D=block_d, PAGE=page_size, HAS_TARGETS=step.num_targets is not None, TMA=tma, **config.flags(),
         num_warps=config.warps, num_stages=config.stages)
-    if workspace is not None:
-        hstu_paged_sum[(-(-out.numel() // SUM_BLOCK),)](workspace, out, 1 / scaling_seqlen, out.numel(), splits,
-                                                        BLOCK=SUM_BLOCK, num_warps=4)
 
 
 def _takes_tma(pool: Tensor) -> bool:

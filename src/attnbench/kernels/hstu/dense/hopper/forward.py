@@ -29,9 +29,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from attnbench.kernels.hstu.dense.hopper.produce import Producer, Rows, produce
 from attnbench.kernels.hstu.dense.hopper.tiles import GridProblem, Mask, hide
-from attnbench.kernels.hstu.dense.hopper.work import read_work, work_at
+from attnbench.kernels.hstu.dense.hopper.work import read_work
 from attnbench.kernels.hstu.tiles import COUNTS, silu
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -41,105 +43,19 @@ from attnbench.kernels.shared.hopper import (
     aggregate,
     allocate_ring,
     allocate_work_queue,
-    next_work,
     skip_tiles,
     store_output,
     sync_warps,
 )
-
-AHEAD = gl.constexpr(4)
-"The next work item is fetched when so many tiles are left to load."
-
-
-@aggregate
-class Producer:
-    """What the producer warp works with."""
-
-    q_desc: tma.tensor_descriptor
-    k_desc: tma.tensor_descriptor
-    v_desc: tma.tensor_descriptor
-    rings: Rings
-    problem: GridProblem
-    queue: WorkQueue
-    counter_ptr: Argument
-    "of the dynamic tile scheduler"
-    BLOCK_N: gl.constexpr
-    GROUPS: gl.constexpr
-    DYNAMIC: gl.constexpr
-    "whether programs fetch work items, or have one each"
-
-
-@gluon.jit
-@no_type_check
-def load_work(producer, work, key_start, count, done):
-    """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
-    rings = producer.rings
-    mask = producer.problem.mask
-    BLOCK_N: gl.constexpr = producer.BLOCK_N
-    Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
-    query_start, head, keys = work.query_start, work.head, work.keys
-    total = work.masked + work.split - work.whole
-    at = work.key_tile(0, mask) * BLOCK_N
-    following = -1
-    # Without room for two the queries come after the first keys: the last output may have to leave before.
-    if not Q_AHEAD and total > 0:
-        rings.k.fill(count, producer.k_desc, key_start, keys, at, head)
-    for which in gl.static_range(producer.GROUPS):
-        first, queries = work.rows_of(done, which, producer.GROUPS)
-        rings.q[which].fill(done, producer.q_desc, query_start, queries, first, head)
-    if Q_AHEAD and total > 0:
-        rings.k.fill(count, producer.k_desc, key_start, keys, at, head)
-    # Keys a tile before values, as they are read: their stage is free before that of the values.
-    for index in range(total):
-        # Here, for the answer comes while the last tiles wait for stages; earlier, and a long item would hold the next
-        # one back from programs that are done before.
-        if producer.DYNAMIC and index == gl.maximum(total - AHEAD, 0):
-            following = next_work(producer.counter_ptr)
-        after = at
-        if index + 1 < total:
-            after = work.key_tile(index + 1, mask) * BLOCK_N
-            rings.k.fill(count + 1, producer.k_desc, key_start, keys, after, head)
-        rings.v.fill(count, producer.v_desc, key_start, keys, at, head)
-        at = after
-        count += 1
-    return count, following
-
-
-@gluon.jit
-@no_type_check
-def produce(producer):
-    """The producer warp: find a work item, publish it, load its tiles; the next one, until there is none."""
-    problem = producer.problem
-    items = problem.pairs * problem.tiles
-    at = gl.program_id(0)
-    count = 0
-    done = 0
-    while at < items:
-        work, key_start, has_rows = work_at(at, problem, producer.GROUPS, producer.BLOCK_N)
-        following = -1
-        if has_rows:
-            work.publish(producer.queue, done)
-            count, following = load_work(producer, work, key_start, count, done)
-            done += 1
-        if not producer.DYNAMIC:
-            following = items
-        elif following < 0:  # an item without rows or without keys
-            following = next_work(producer.counter_ptr)
-        at = following
-    producer.queue.publish(done, (-1,))
 
 
 @aggregate
 class Consumer:
     """What the consumer warpgroups work with."""
 
-    out_desc: tma.tensor_descriptor
-    outs: gl.shared_memory_descriptor
-    "tiles by way of which outputs leave that do not fit where the queries were"
     rings: Rings
     mask: Mask
     half_alpha: Argument
-    scale: Argument
     queue: WorkQueue
     APPROXIMATE: gl.constexpr
     "SiLU by the tanh instruction"
@@ -207,24 +123,60 @@ def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexp
     return acc, count + 1
 
 
-@gluon.jit
-@no_type_check
-def epilogue(consumer, acc, done, WARPGROUP: gl.constexpr):
-    """Store a work item's output by way of where its queries were, if these have as many columns."""
-    q_ring = consumer.rings.q[WARPGROUP]
-    work = read_work(consumer.queue, done)
-    first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
-    place = q_ring.tiles.index(done % q_ring.STAGES)
-    if q_ring.COLUMNS != consumer.BLOCK_V:
-        place = consumer.outs.index(WARPGROUP)
-        tma.store_wait(0)  # the last output may still be on its way
-        sync_warps()
-    store_output(consumer.out_desc, place, acc * consumer.scale, work.query_start, queries, first, work.head)
+@aggregate
+class ToRows:
+    """Where whole outputs go: rows of a tensor, by way of where the queries were, if these have as many columns."""
+
+    out_desc: tma.tensor_descriptor
+    outs: gl.shared_memory_descriptor
+    "tiles by way of which the others leave"
+    scale: Argument
+
+    @gluon.jit
+    @no_type_check
+    def store(self, consumer, acc, done, WARPGROUP: gl.constexpr):
+        """Begin to store a work item's output."""
+        q_ring = consumer.rings.q[WARPGROUP]
+        work = read_work(consumer.queue, done)
+        first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
+        place = q_ring.tiles.index(done % q_ring.STAGES)
+        if q_ring.COLUMNS != consumer.BLOCK_V:
+            place = self.outs.index(WARPGROUP)
+            tma.store_wait(0)  # the last output may still be on its way
+            sync_warps()
+        store_output(self.out_desc, place, acc * self.scale, work.query_start, queries, first, work.head)
+
+
+@aggregate
+class ToParts:
+    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V], from registers.
+
+    Columns are in the order of `SHUFFLED`: of every sixteen a thread has four, which are next to one another there, and
+    stores them at once.
+    """
+
+    parts_ptr: gl.tensor
+    heads: gl.tensor
+    "of all parts"
+
+    @gluon.jit
+    @no_type_check
+    def store(self, consumer, acc, done, WARPGROUP: gl.constexpr):
+        """Store a work item's sum, unscaled."""
+        work = read_work(consumer.queue, done)
+        first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
+        BLOCK_V: gl.constexpr = consumer.BLOCK_V
+        acc = acc.reshape([ROWS, BLOCK_V // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, BLOCK_V])
+        rows = gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
+        columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, acc.type.layout))
+        at = (work.query_start + first + rows).to(gl.int64) * self.heads + work.head
+        gl.store(self.parts_ptr + (at * BLOCK_V)[:, None] + columns[None, :], acc,
+                 mask=(first + rows < queries)[:, None])
 
 
 @gluon.jit
 @no_type_check
-def consume(consumer, WARPGROUP: gl.constexpr):
+def consume(consumer, sink, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of each work item, as of `Work.rows_of`."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_V, 16])
     queue = consumer.queue
@@ -241,7 +193,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             acc, count = through_tiles(consumer, total, unmasked, count, done, WARPGROUP)
         elif q_ring.STAGES > 1:
             q_ring.release_stored(done)
-        epilogue(consumer, acc, done, WARPGROUP)
+        sink.store(consumer, acc, done, WARPGROUP)
         queue.release(done)
         count = skip_tiles(consumer.rings, count, unseen)
         done += 1
@@ -252,41 +204,62 @@ def consume(consumer, WARPGROUP: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
+@gluon.jit
 @no_type_check
-def hstu_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, counter_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, half_alpha, scale,
-    heads, pairs, tiles, group, contextual_len, window,
-    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr, REGISTERS: gl.constexpr,
-):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
-                          group, HAS_CACHE)
+def start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale,
+                APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, STAGES: gl.constexpr,
+                ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr, REGISTERS: gl.constexpr,
+                SPLIT: gl.constexpr):
+    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup.
+
+    Where keys are SPLIT the output goes to `parts_ptr`, else by `out_desc`; the other may be None.
+    """
     q_rings = (allocate_ring(q_desc, ROOM, 1), allocate_ring(q_desc, ROOM, 1))
     if GROUPS == 3:
         q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
     # Values are read a step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
     queue = allocate_work_queue(GROUPS, 13)
-    outs = q_rings[0].tiles
-    if q_desc.block_shape[4] != BLOCK_V:
-        outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+    if SPLIT:
+        # The sum of the parts may be launched once all programs are: it waits for their end by itself.
+        gdc_launch_dependents()
+        sink = ToParts(parts_ptr, parts * problem.heads)
+    else:
+        outs = q_rings[0].tiles
+        if q_desc.block_shape[4] != BLOCK_V:
+            outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+        sink = ToRows(out_desc, outs, scale)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, rings, problem, queue, counter_ptr, BLOCK_N, GROUPS, DRAWS)
-    consumer = Consumer(out_desc, outs, rings, mask, half_alpha, scale, queue, APPROXIMATE, BLOCK_N, BLOCK_V, GROUPS)
+    producer = Producer(q_desc, rings, queue, counter_ptr, parts, BLOCK_N, GROUPS, DRAWS, SPLIT)
+    consumer = Consumer(rings, problem.mask, half_alpha, queue, APPROXIMATE, BLOCK_N, BLOCK_V, GROUPS)
     if GROUPS == 2:
         gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (produce, (producer,)),
+            (consume, (consumer, sink, 0)),
+            (consume, (consumer, sink, 1)),
+            (produce, (producer, problem, source)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (consume, (consumer, 2)),
-            (produce, (producer,)),
+            (consume, (consumer, sink, 0)),
+            (consume, (consumer, sink, 1)),
+            (consume, (consumer, sink, 2)),
+            (produce, (producer, problem, source)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_hopper_forward(
+    q_desc, k_desc, v_desc, out_desc, parts_ptr, counter_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, half_alpha,
+    scale, heads, pairs, tiles, group, parts, contextual_len, window,
+    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+    HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
+    STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr, REGISTERS: gl.constexpr,
+    SPLIT: gl.constexpr,
+):
+    """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
+    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
+                          group, HAS_CACHE)
+    start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, Rows(k_desc, v_desc), problem, counter_ptr, parts,
+                half_alpha, scale, APPROXIMATE, BLOCK_N, BLOCK_V, STAGES, ROOM, GROUPS, DRAWS, REGISTERS, SPLIT)

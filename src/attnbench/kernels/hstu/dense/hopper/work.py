@@ -20,6 +20,7 @@ class Work:
     query_start: gl.tensor
     "the sequence's first query among all"
     head: gl.tensor
+    "of the output: of the part-th part of the keys, part * heads + head"
     keys: gl.tensor
     "of the sequence"
     first_query: gl.tensor
@@ -36,6 +37,23 @@ class Work:
     end: gl.tensor
     own: gl.tensor
     masked: gl.tensor
+
+    @gluon.jit
+    @no_type_check
+    def share(self, part, parts, heads):
+        """The part-th of so many equal shares of the tiles of keys, in the order of the keys, those of targets last."""
+        before = self.end - self.begin
+        behind = self.masked - (self.whole - self.begin + self.end - self.split)
+        low = part * (before + behind) // parts
+        high = (part + 1) * (before + behind) // parts
+        begin = self.begin + gl.minimum(low, before)
+        end = self.begin + gl.minimum(high, before)
+        whole = gl.minimum(gl.maximum(self.whole, begin), end)
+        split = gl.minimum(gl.maximum(self.split, begin), end)
+        own = gl.maximum(low - before, 0)
+        masked = whole - begin + end - split + gl.maximum(high - before, 0) - own
+        return Work(self.query_start, part * heads + self.head, self.keys, self.first_query, self.seen, self.prefix,
+                    self.start, begin, whole, split, end, self.own + own, masked)
 
     @gluon.jit
     @no_type_check
@@ -104,15 +122,20 @@ def read_work(queue, turn):
 
 @gluon.jit
 @no_type_check
-def work_at(at, problem, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The at-th work item of the grid, where its keys begin, and whether it has rows.
+def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT: gl.constexpr):
+    """The at-th work item of the grid, its sequence, head and where its keys begin, and whether it has rows.
 
     Tiles are indexed from the sequence end, so that the one whose first warpgroups have no rows, before query 0, is the
     one that sees least.
     """
     mask = problem.mask
+    part = 0
+    if SPLIT:
+        part = at % parts
+        at = at // parts
     tile, pair = section_of(at, problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
+    head = pair - number * problem.heads
     key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
     blocks = (keys - first_query + ROWS - 1) // ROWS
     after = (blocks + GROUPS - 1) // GROUPS - (problem.tiles - 1 - tile)
@@ -122,6 +145,8 @@ def work_at(at, problem, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr):
     begin, whole, split, end, own, masked = tiles_of_rows(
         gl.maximum(first, first_query), last, prefix, seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
         mask.HAS_TARGETS, mask.HAS_WINDOW, BLOCK_N)
-    work = Work(query_start.to(gl.int32), pair - number * problem.heads, keys, first_query, seen, prefix, start, begin,
-                whole, split, end, own, masked)
-    return work, key_start.to(gl.int32), after > 0
+    work = Work(query_start.to(gl.int32), head, keys, first_query, seen, prefix, start, begin, whole, split, end, own,
+                masked)
+    if SPLIT:
+        work = work.share(part, parts, problem.heads)
+    return work, number, head, key_start.to(gl.int32), after > 0

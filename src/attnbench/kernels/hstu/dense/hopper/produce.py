@@ -1,0 +1,138 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""The producer warp of an HSTU forward for Hopper: it finds work items, publishes them and loads their tiles.
+
+Where keys and values lie is a `source`'s business: rows of a tensor here, pages of a pool in `hstu.paged.hopper`.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_wait
+
+from attnbench.kernels.hstu.dense.hopper.work import work_at
+from attnbench.kernels.shared.hopper import Argument, Rings, WorkQueue, aggregate, next_work
+
+AHEAD = gl.constexpr(4)
+"The next work item is fetched when so many tiles are left to load."
+
+
+@aggregate
+class Rows:
+    """A source of keys and values that lie as rows, sequence after sequence."""
+
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+
+    @gluon.jit
+    @no_type_check
+    def keys_of(self, _number, start, work, head):
+        """Those of a sequence that begins at row `start`."""
+        return SequenceRows(self.k_desc, self.v_desc, start, work.keys, head)
+
+
+@aggregate
+class SequenceRows:
+    """Keys and values of one sequence and head."""
+
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    start: gl.tensor
+    keys: gl.tensor
+    head: gl.tensor
+
+    @gluon.jit
+    @no_type_check
+    def fill_keys(self, ring, count, at):
+        """Load the tile from key `at`, once a stage is free."""
+        ring.fill(count, self.k_desc, self.start, self.keys, at, self.head)
+
+    @gluon.jit
+    @no_type_check
+    def fill_values(self, ring, count, at):
+        """The same of the values."""
+        ring.fill(count, self.v_desc, self.start, self.keys, at, self.head)
+
+
+@aggregate
+class Producer:
+    """What the producer warp works with."""
+
+    q_desc: tma.tensor_descriptor
+    rings: Rings
+    queue: WorkQueue
+    counter_ptr: Argument
+    "of the dynamic tile scheduler"
+    parts: Argument
+    "that the keys of a tile of queries are split into"
+    BLOCK_N: gl.constexpr
+    GROUPS: gl.constexpr
+    DYNAMIC: gl.constexpr
+    "whether programs fetch work items, or have one each"
+    SPLIT: gl.constexpr
+
+
+@gluon.jit
+@no_type_check
+def load_work(producer, mask, work, source, head, count, done):
+    """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
+    rings = producer.rings
+    BLOCK_N: gl.constexpr = producer.BLOCK_N
+    Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
+    total = work.masked + work.split - work.whole
+    at = work.key_tile(0, mask) * BLOCK_N
+    following = -1
+    # Without room for two the queries come after the first keys: the last output may have to leave before.
+    if not Q_AHEAD and total > 0:
+        source.fill_keys(rings.k, count, at)
+    for which in gl.static_range(producer.GROUPS):
+        first, queries = work.rows_of(done, which, producer.GROUPS)
+        rings.q[which].fill(done, producer.q_desc, work.query_start, queries, first, head)
+    if Q_AHEAD and total > 0:
+        source.fill_keys(rings.k, count, at)
+    # Keys a tile before values, as they are read: their stage is free before that of the values.
+    for index in range(total):
+        # Here, for the answer comes while the last tiles wait for stages; earlier, and a long item would hold the next
+        # one back from programs that are done before.
+        if producer.DYNAMIC and index == gl.maximum(total - AHEAD, 0):
+            following = next_work(producer.counter_ptr)
+        after = at
+        if index + 1 < total:
+            after = work.key_tile(index + 1, mask) * BLOCK_N
+            source.fill_keys(rings.k, count + 1, after)
+        source.fill_values(rings.v, count, at)
+        at = after
+        count += 1
+    return count, following
+
+
+@gluon.jit
+@no_type_check
+def produce(producer, problem, source):
+    """The producer warp: find a work item, publish it, load its tiles; the next one, until there is none."""
+    items = problem.pairs * problem.tiles
+    if producer.SPLIT:
+        items *= producer.parts
+        # Launched while the kernel before ends: what that wrote, and what it reads and consumers write, comes after.
+        gdc_wait()
+    at = gl.program_id(0)
+    count = 0
+    done = 0
+    while at < items:
+        work, number, head, key_start, has_rows = work_at(at, problem, producer.parts, producer.GROUPS,
+                                                          producer.BLOCK_N, producer.SPLIT)
+        following = -1
+        if has_rows:
+            work.publish(producer.queue, done)
+            count, following = load_work(producer, problem.mask, work, source.keys_of(number, key_start, work, head),
+                                         head, count, done)
+            done += 1
+        if not producer.DYNAMIC:
+            following = items
+        elif following < 0:  # an item without rows or without keys
+            following = next_work(producer.counter_ptr)
+        at = following
+    producer.queue.publish(done, (-1,))

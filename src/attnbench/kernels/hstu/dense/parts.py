@@ -1,0 +1,124 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Split keys: how many parts the keys of a call are split into, and the sum of the parts.
+
+Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so sums over parts of the
+keys simply add: programs write theirs to a workspace, a second kernel adds them in one order.  For a given number of
+parts the result is the same bits each time; atomics would give other bits, and save no pass, for what they add to has
+to be zeroed before and converted after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from attnbench.kernels.hstu.dense.configs import LARGEST_PARTS
+from attnbench.kernels.shared.tiling import block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AT_ONCE = 16
+"Parts that a program of the sum has in flight."
+
+# What a card does, of which only ratios count: H200, bf16.
+_FLOP_US = 6.8e6
+"of the products of a program, a microsecond"
+_BYTES_US = 32e3
+"of partial sums that an SM writes, and reads again, a microsecond, while all do"
+_ITEM_US = 2.5
+"from a work item's start to its first product, and from its last one to its end"
+_SUM_US = 6.5
+"of a second kernel at least, and of the first one's being split"
+
+
+@lru_cache(maxsize=4096)
+def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns: int, processors: int) -> int:
+    """How many parts to split keys into, from upper bounds alone: nothing waits for the device.
+
+    The least of what each number would take: waves of programs, each through a share of the keys and a sum's store,
+    and the sum of the parts.
+
+    Args:
+        items: tiles of queries of all sequences and heads.
+        rows: of such a tile.
+        keys: most keys of a sequence.
+        key_tile: keys of a tile.
+        dims: of queries and of values together.
+        columns: of a part's row in the workspace.
+        processors: SMs of the card.
+    """
+    tiles = -(-keys // key_tile)
+    tile_us = 2 * rows * key_tile * dims / _FLOP_US
+    part_us = 2 * 4 * rows * columns / _BYTES_US  # written, and read by the sum
+
+    def takes(parts: int) -> float:
+        waves = -(-items * parts // processors)
+        summed = _SUM_US + items * parts / processors * part_us if parts > 1 else 0.0
+        return waves * (-(-tiles // parts) * tile_us + _ITEM_US) + summed
+
+    # Beyond two waves of one item, parts only add to what is stored.
+    most = min(tiles, 2 * processors // max(1, items) + 1, LARGEST_PARTS)
+    return min(range(1, most + 1), key=takes, default=1)
+
+
+@triton.jit(do_not_specialize=("parts", "heads"))
+@no_type_check
+def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, heads, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+                   AT_ONCE: tl.constexpr, HOPPER: tl.constexpr):
+    """A row and head of the output [rows, heads, DIM] as the sum of its parts, in their order.
+
+    Parts are [rows, parts, heads, BLOCK_DIM].  Those of the kernels for HOPPER have their columns shuffled, sixteen by
+    sixteen: there column 2 i + j of the k-th eight is column 4 i + 2 k + j.  This one is launched while they run, and
+    waits for them; the kernel after it may be launched while this runs, if it waits too.
+    """
+    row = (tl.program_id(0) // heads).to(tl.int64)
+    head = tl.program_id(0) % heads
+    at = tl.arange(0, BLOCK_DIM)
+    column = at
+    if HOPPER:
+        column = at // 16 * 16 + at % 4 // 2 * 8 + at % 16 // 4 * 2 + at % 2
+        gdc_launch_dependents()
+        gdc_wait()
+    step = heads * BLOCK_DIM
+    from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
+    total = tl.zeros([BLOCK_DIM], tl.float32)
+    for first in tl.range(0, parts, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            # The same of all columns, which so are loaded by four.
+            there = tl.zeros([BLOCK_DIM], tl.int32) + (first + part) < parts
+            if DIM != BLOCK_DIM:
+                there = there & (column < DIM)
+            total += tl.load(from_ptr + part * step + at, mask=there, other=0.0)
+        from_ptr += AT_ONCE * step
+    to = (row * heads + head) * DIM + column
+    tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
+
+
+def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
+    """Shape of the fp32 partial sums of an output [rows, heads, dim]; None where there are none."""
+    rows, heads, dim = shape
+    return (rows, parts, heads, block_of(dim)) if parts > 1 else None
+
+
+def workspace_of(out: Tensor, parts: int) -> Tensor | None:
+    """Room for the partial sums of an output [rows, heads, dim]; None where there are none."""
+    shape = workspace_shape(out.shape, parts)
+    return None if shape is None else torch.empty(shape, dtype=torch.float32, device=out.device)
+
+
+def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) -> None:
+    """Write `scale` times the sums of a workspace to `out` [rows, heads, dim], contiguous.
+
+    With `hopper` they are those of the kernel before, which is one for Hopper.
+    """
+    rows, parts, heads, block = workspace.shape
+    hstu_sum_parts[(rows * heads,)](
+        workspace, out, scale, parts, heads, DIM=out.shape[2], BLOCK_DIM=block, AT_ONCE=AT_ONCE, HOPPER=hopper,
+        num_warps=max(1, block // 128), **({"launch_pdl": True} if hopper else {}))

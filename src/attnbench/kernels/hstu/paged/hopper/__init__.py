@@ -1,0 +1,1 @@
+"""The paged HSTU forward for Hopper (sm_90), in Gluon."""

@@ -1,0 +1,148 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Paged HSTU attention for Hopper: the dense forward, whose producer warp reads cached keys where their pages lie.
+
+Keys of a sequence are numbered so that a tile is either cached or new: cached keys 0 to c - 1, a gap up to the next
+whole tile, then the step's own rows.  Queries are the last rows, and the mask is the dense one with a cache.  A key of
+the gap is a row of zeros: its score is 0, SiLU(0) is 0, and its value is 0 too.  So consumer warps see no pages at all.
+
+A page's keys of a head are one box of the pool's tensor descriptor, and so are its values.  The box ends where the
+cached keys do (`rows_of`): what lies behind them in a page, written or not, reads as 0.  Where pages are smaller than a
+tile, a box for each lands in its rows of the tile.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from attnbench.kernels.hstu.dense.hopper.forward import start_warps
+from attnbench.kernels.hstu.dense.hopper.tiles import Mask
+from attnbench.kernels.hstu.tiles import COUNTS
+from attnbench.kernels.shared.hopper import Argument, aggregate, coordinates, load_tile
+
+
+@aggregate
+class PagedProblem:
+    """Arguments of the launch that say what a program works on, as of the dense `GridProblem`."""
+
+    offsets_ptr: Argument
+    cached_ptr: Argument
+    num_targets_ptr: Argument
+    mask: Mask
+    heads: Argument
+    pairs: Argument
+    "(sequence, head) pairs"
+    tiles: Argument
+    "of the longest sequence"
+    group: Argument
+    "pairs of a section (`section_of`)"
+    BLOCK_N: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def sequence_of(self, number):
+        """The number-th sequence as of `hstu.tiles.sequence`, the gap behind its cached keys counted as keys."""
+        start = gl.load(self.offsets_ptr + number)
+        new = gl.load(self.offsets_ptr + number + 1) - start
+        first_query = (gl.load(self.cached_ptr + number) + self.BLOCK_N - 1) // self.BLOCK_N * self.BLOCK_N
+        keys = first_query + new
+        prefix = 0
+        seen = keys
+        if self.mask.HAS_TARGETS:
+            seen = keys - gl.load(self.num_targets_ptr + number)
+        return start, start, keys, first_query, prefix, seen
+
+
+@aggregate
+class Pages:
+    """A source of keys and values that lie in pages, and behind these as rows."""
+
+    pool_desc: tma.tensor_descriptor
+    "of the rows of all pages"
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    cached_ptr: Argument
+    indptr_ptr: Argument
+    indices_ptr: Argument
+    PAGE: gl.constexpr
+    "keys of a page"
+
+    @gluon.jit
+    @no_type_check
+    def keys_of(self, number, start, work, head):
+        """Those of the number-th sequence, whose new rows begin at row `start`."""
+        table_ptr = self.indices_ptr + gl.load(self.indptr_ptr + number)
+        return SequencePages(self.pool_desc, self.k_desc, self.v_desc, table_ptr, gl.load(self.cached_ptr + number),
+                             work.first_query, start, work.keys - work.first_query, head, self.PAGE)
+
+
+@aggregate
+class SequencePages:
+    """Keys and values of one sequence and head."""
+
+    pool_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    table_ptr: gl.tensor
+    "of its pages"
+    cached: gl.tensor
+    first_new: gl.tensor
+    "number of its first new key"
+    start: gl.tensor
+    "row of that key"
+    new: gl.tensor
+    head: gl.tensor
+    PAGE: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def fill_keys(self, ring, count, at):
+        """Load the tile from key `at`, once a stage is free."""
+        self.fill(ring, count, at, self.k_desc, 0)
+
+    @gluon.jit
+    @no_type_check
+    def fill_values(self, ring, count, at):
+        """The same of the values."""
+        self.fill(ring, count, at, self.v_desc, 1)
+
+    @gluon.jit
+    @no_type_check
+    def fill(self, ring, count, at, new_desc, HALF: gl.constexpr):
+        """Load a tile of keys (HALF 0) or values (1): of pages, or of the new rows that `new_desc` describes."""
+        if at < self.first_new:
+            BOX: gl.constexpr = self.pool_desc.block_shape[2]
+            BOXES: gl.constexpr = ring.tiles.shape[3] // BOX
+            # Before a stage is waited for: the table's answer comes meanwhile.  Behind the last page there is none.
+            last = (self.cached - 1) // self.PAGE
+            pages = ()
+            for box in gl.static_range(BOXES):
+                pages = pages + (gl.load(self.table_ptr + gl.minimum((at + box * BOX) // self.PAGE, last)),)
+            stage, barrier = ring.begin(count)
+            for box in gl.static_range(BOXES):
+                begin = at + box * BOX
+                slot = (pages[box] * 2 + HALF) * self.PAGE + begin % self.PAGE
+                load_tile(self.pool_desc, coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), 0,
+                                                      self.head), barrier, stage.slice(box * BOX, BOX, dim=2))
+        else:
+            ring.fill(count, new_desc, self.start, self.new, at - self.first_new, self.head)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_paged_hopper_forward(
+    q_desc, k_desc, v_desc, pool_desc, out_desc, parts_ptr, counter_ptr, offsets_ptr, cached_ptr, indptr_ptr,
+    indices_ptr, num_targets_ptr, half_alpha, scale, heads, pairs, tiles, group, parts,
+    PAGE: gl.constexpr, HAS_TARGETS: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr,
+    REGISTERS: gl.constexpr, SPLIT: gl.constexpr,
+):
+    """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
+    mask = Mask(0, True, False, HAS_TARGETS, False)
+    problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, BLOCK_N)
+    source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, PAGE)
+    start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale,
+                APPROXIMATE, BLOCK_N, BLOCK_V, STAGES, ROOM, GROUPS, DRAWS, REGISTERS, SPLIT)
