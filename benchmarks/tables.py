@@ -460,6 +460,24 @@ def hstu_paged(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
 
 
+def loads(say: Say, *paths: Path) -> str:
+    """Latency over rate of models under load."""
+    import load_tables
+
+    rows = load_tables.load_rows(paths)
+    return f"{markdown([say(word) for word in load_tables.HEAD], rows)}\n\n" + say("Measured on ") + (
+        load_tables.machine_of(paths) + say("."))
+
+
+def generators(say: Say, path: Path) -> str:
+    """How exact the generators are on an idle machine."""
+    import load_tables
+
+    return markdown([say(word) for word in load_tables.GENERATOR_HEAD], load_tables.generator_rows(path))
+
+
+LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json",
+         "load-kuairand-h200.json")
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -488,6 +506,8 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
+    "load-h200": Table(LOADS, loads),
+    "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),

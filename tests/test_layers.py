@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": {"suites", "worker", "backends", "workloads", "check", "measure", "machine", "store", "stats"},
     "tune": {"sweep", "worker", "backends", "workloads", "machine", "store", "stats"},
     "verdict": {"store", "stats"},
+    "load": {"models", "datasets", "machine", "store"},
     "presentation": {"store", "stats"},
     "formats": {"store", "presentation"},
     "report": {"store", "presentation", "formats", "verdict", "stats"},
@@ -42,8 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 FACES: dict[str, set[str]] = {
     "api": {"formats", "machine", "measure", "presentation", "report", "stats", "store", "suites", "sweep",
             "workloads"},
-    "cli": {"backends", "datasets", "formats", "machine", "measure", "presentation", "profile", "report", "stats",
-            "store", "suites", "sweep", "tune", "verdict", "worker", "workloads"},
+    "cli": {"backends", "datasets", "formats", "load", "machine", "measure", "presentation", "profile", "report",
+            "stats", "store", "suites", "sweep", "tune", "verdict", "worker", "workloads"},
     "pytest_plugin": {"api", "cli", "machine", "report", "store", "verdict"},
     "__init__": {"api"},
     "__main__": {"cli"},

@@ -10,6 +10,7 @@ import pytest
 import tables
 from documents import GUIDES, ROOT, name, prose
 
+from attnbench.load.run import IN_TIME
 from attnbench.measure.sampling import DISAGREE, OWN
 from attnbench.record import Status
 from attnbench.stats.race_data import CLOSE, Rules
@@ -41,6 +42,7 @@ EXPLAINED = {
         f"{100 * Rules().risk:g} %": "stats.race_data.Rules", f"{100 * Rules().share:g} %": "stats.race_data.Rules"},
     "docs/migrating.md": dict.fromkeys(("0.15x", "312 TFLOP/s", "1 ms", "2 ms", "8 ms", "30 ms", "90 %", "80 %", "70 %",
                                         "3x", "2x"), SEED),
+    "docs/serving.md": {f"{100 * IN_TIME:g} %": "load.run.IN_TIME"},
     "docs/run-file.md": {"0.1 ns": "digits kept of a sample, store/runfile.py"},
 }
 """Numbers with a unit that are not measured: constants of the program, and figures quoted."""

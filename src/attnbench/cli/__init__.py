@@ -25,6 +25,7 @@ VERBS = {
     "doctor": "what this machine can run, what not, why, what to do",
     "tune": "the fastest configuration of a backend, and how sure that is",
     "diff": "two runs compared: a verdict for every row",
+    "load": "a model served under load: latency over rate",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
     "show": "the tables of a run that was measured before",
     "report": "runs as one page for the browser, and their charts as pictures",

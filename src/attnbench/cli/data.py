@@ -1,4 +1,4 @@
-"""`attnbench data`: recommender data in the files of NVIDIA's preprocessing, from the real ones or drawn by seed."""
+"""`attnbench data`: recommender data in the files of NVIDIA's preprocessing, real or drawn; shapes of it as suites."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.suites.settings import whole
+from attnbench.workloads.hstu_serving.case import MOST_BATCH
 
 if TYPE_CHECKING:
     from attnbench.datasets.history import History
 
 WHO = "attnbench data"
-NAMES = ("kuairand-1k",)
+FILES, SHAPES = "kuairand-1k", "serving-shapes"
+NAMES = (FILES, SHAPES)
 USERS, SEED, INTERVAL_S = 100, 0, 60
-OF_DRAWN = ("users", "seed")
+OF_SHAPES = {"shapes": 6, "batch": "1,8", "num_candidates": "128,1024", "model": "kuairand"}
+"Flags of `serving-shapes` alone, and what they are where they are not given."
+MOST_SHAPES = 1000
 
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", help=f"data set: {', '.join(NAMES)}")
+    parser.add_argument("name", metavar="NAME", help=(
+        f"{FILES}: the data set in NVIDIA's layout; {SHAPES}: a small set of steps of it, as suites"))
     group = parser.add_argument_group("source")
     group.add_argument("--source", metavar="DIR", help=(
         "folder of KuaiRand-1K's own files, or its archive KuaiRand-1K.tar.gz (default: users drawn by seed)"))
@@ -32,42 +37,94 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--interval", metavar="S", help=(
         f"seconds of a user's interactions that one request of a replay is for (default: {INTERVAL_S})"))
-    group.add_argument("--to", metavar="DIR", default="data", help="folder of the three files (default: data)")
-    parser.example("attnbench data kuairand-1k", "attnbench data kuairand-1k --source KuaiRand-1K --to prepared")
+    group.add_argument("--to", metavar="DIR", default="data", help="folder of the files (default: data)")
+    group = parser.add_argument_group(SHAPES)
+    group.add_argument("--shapes", metavar="N", help=(
+        f"histories, one of each stratum of all (default: {OF_SHAPES['shapes']})"))
+    group.add_argument("--batch", metavar="LIST", help=f"users of a step (default: {OF_SHAPES['batch']})")
+    group.add_argument("--num-candidates", metavar="LIST", help=(
+        f"candidates of a user (default: {OF_SHAPES['num_candidates']})"))
+    group.add_argument("--model", metavar="NAME", help=f"kuairand or bench (default: {OF_SHAPES['model']})")
+    parser.example("attnbench data kuairand-1k", "attnbench data kuairand-1k --source KuaiRand-1K --to prepared",
+                   "attnbench data serving-shapes --to shapes")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read or draw the users, write the files, say what is in them."""
-    from pathlib import Path
-
-    from attnbench.datasets import drawn, kuairand
-    from attnbench.datasets.processed import BATCHES, INFERENCE, SEQS, write
-
     if args.name not in NAMES:
         raise unknown(WHO, "name", args.name, NAMES)
-    output, folder = Output(), Path(args.to)
+    output = Output()
     interval = _whole("--interval", args.interval, 1, INTERVAL_S)
-    histories: Iterable[History]
-    if args.source is not None:
-        for flag in ("synthetic", *OF_DRAWN):
-            if (value := getattr(args, flag)) not in (None, False):
-                raise UsageError(refusal(WHO, f"--{flag}", value, "does not go with --source", "one of the two"))
-        histories = kuairand.read(Path(args.source), output.note)
+    if args.name == SHAPES:
+        _write_shapes(args, output, interval)
     else:
-        histories = drawn.draw(_whole("--users", args.users, 1, USERS), _whole("--seed", args.seed, 0, SEED))
-    for line in write(histories, folder, interval_s=interval).lines():
-        output.line(line)
-    output.line(f"written: {', '.join(str(folder / name) for name in (SEQS, INFERENCE, BATCHES))}")
+        _write_files(args, output, interval)
     if args.source is None:
         output.note("drawn by seed: lengths, popularity and pages as of KuaiRand-1K; visits, actions and features are "
                     "assumptions (docs/serving.md)")
     return 0
 
 
-def _whole(flag: str, text: str | None, least: int, default: int) -> int:
+def _write_files(args: argparse.Namespace, output: Output, interval: int) -> None:
+    """The three files of NVIDIA's preprocessing."""
+    from pathlib import Path
+
+    from attnbench.datasets.processed import BATCHES, INFERENCE, SEQS, write
+
+    for name in OF_SHAPES:
+        if (value := getattr(args, name)) is not None:
+            raise UsageError(refusal(WHO, "--" + name.replace("_", "-"), value, f"does not go with {args.name}",
+                                     f"it goes with {SHAPES}"))
+    folder = Path(args.to)
+    for line in write(_histories(args, output), folder, interval_s=interval).lines():
+        output.line(line)
+    output.line(f"written: {', '.join(str(folder / name) for name in (SEQS, INFERENCE, BATCHES))}")
+
+
+def _write_shapes(args: argparse.Namespace, output: Output, interval: int) -> None:
+    """Suites of listed cases."""
+    from pathlib import Path
+
+    from attnbench.datasets.serving_shapes import draw_shapes, model_of, write_suites
+
+    asked = {name: usual if (value := getattr(args, name)) is None else value for name, usual in OF_SHAPES.items()}
+    config = model_of(str(asked["model"]))
+    count = _whole("--shapes", str(asked["shapes"]), 1, 0, MOST_SHAPES)
+    batches = [_whole("--batch", word, 1, 0, MOST_BATCH) for word in str(asked["batch"]).split(",")]
+    candidates = [_whole("--num-candidates", word, 1, 0, config.max_candidates)
+                  for word in str(asked["num_candidates"]).split(",")]
+    seed = _whole("--seed", args.seed, 0, SEED)
+    shapes, requests = draw_shapes(_histories(args, output), config, count=count, interval_s=interval, seed=seed)
+    data = "KuaiRand-1K" if args.source is not None else (
+        f"{_whole('--users', args.users, 1, USERS)} users shaped as those of KuaiRand-1K, drawn by seed {seed}")
+    source = f"{data}: {len(shapes)} of {requests} requests, one each {interval} s, by strata of cached tokens"
+    written = write_suites(Path(args.to), shapes, config, batches=batches, candidates=candidates, source=source)
+    for shape in shapes:
+        output.line(f"cached {shape.cached}, new {shape.new}")
+    output.line(f"written: {', '.join(map(str, written))}")
+
+
+def _histories(args: argparse.Namespace, output: Output) -> Iterable[History]:
+    from pathlib import Path
+
+    from attnbench.datasets import drawn, kuairand
+
+    if args.source is not None:
+        # Of shapes the seed is that of their draw, too.
+        for flag in ("synthetic", "users", *(("seed",) if args.name == FILES else ())):
+            if (value := getattr(args, flag)) not in (None, False):
+                raise UsageError(refusal(WHO, f"--{flag}", value, "does not go with --source", "one of the two"))
+        return kuairand.read(Path(args.source), output.note)
+    return drawn.draw(_whole("--users", args.users, 1, USERS), _whole("--seed", args.seed, 0, SEED))
+
+
+def _whole(flag: str, text: str | None, least: int, default: int, most: int | None = None) -> int:
     if text is None:
         return default
     try:
-        return whole(least)(text)
+        found = whole(least)(text)
+        if most is not None and found > most:
+            raise ValueError(f"{least} to {most}")
+        return found
     except ValueError as error:
         raise UsageError(refusal(WHO, flag, text, "cannot be used", str(error))) from None

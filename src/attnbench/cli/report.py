@@ -8,9 +8,10 @@ from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_run
+from attnbench.cli.saved import read_load, read_run
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
+from attnbench.store.load_file import LoadRun
 
 WHO = "attnbench report"
 STDOUT = "-"
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.store.files import check_writable, write_bytes, write_stdout
 
     check_plot_arguments(WHO, args)
+    if len(args.runs) == 1 and (load := read_load(args.runs[0], args.out, WHO)) is not None:
+        return _of_load(args, *load)
     ready()
     if args.html not in (None, STDOUT):
         check_writable(args.html)
@@ -59,6 +62,36 @@ def run(args: argparse.Namespace) -> int:
     if args.plots is not None:
         files = write_plots(runs, args.plots, x=args.x, metric=args.metric)
         written.append(f"{len(files)} files in {args.plots}")
+    if written:
+        Output(results_to_stderr=target == STDOUT).line(f"written: {', '.join(written)}")
+    return 0
+
+
+def _of_load(args: argparse.Namespace, path: Path, load: LoadRun) -> int:
+    """The page of a load, and its chart."""
+    from attnbench.report.load_chart import write_chart
+    from attnbench.report.load_page import page
+    from attnbench.store.files import check_writable, write_bytes, write_stdout
+
+    for flag in ("x", "metric"):
+        if getattr(args, flag) is not None:
+            raise UsageError(refusal(WHO, f"--{flag}", getattr(args, flag), "does not go with the result of a load",
+                                     "latency over rate is drawn"))
+    target = args.html
+    if target is None and args.plots is None:
+        target = str(_beside([path]))
+    written = []
+    if target is not None:
+        if target != STDOUT:
+            check_writable(target)
+        text = page(load).encode("utf-8", "replace")
+        if target == STDOUT:
+            write_stdout(text)
+        else:
+            write_bytes(target, text)
+            written.append(target)
+    if args.plots is not None:
+        written += [str(file) for file in write_chart(load, args.plots)]
     if written:
         Output(results_to_stderr=target == STDOUT).line(f"written: {', '.join(written)}")
     return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.record import Run
 from attnbench.store.files import is_file
+from attnbench.store.load_file import ENDING, LoadRun
 from attnbench.text import RUN_ID
 
 NAMED = {"latest": 1, "previous": 2}
@@ -66,26 +68,50 @@ def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tu
     return default_path(run, folder), run
 
 
-def _file(text: str, folder: str, who: str) -> Path | None:
+def read_load(text: str, folder: str, who: str) -> tuple[Path, LoadRun] | None:
+    """Where the result of a load is, and what it says; None where the name is not that of one.
+
+    Args:
+        text: a path, an id in `folder`, latest or previous.
+        folder: where results are kept.
+        who: for the message.
+
+    Raises:
+        UsageError: there are two of one id, or it cannot be read.
+    """
+    from attnbench.store.load_file import is_load, loads
+
+    path = _file(text, folder, who, ENDING)
+    try:
+        found = None if path is None else path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None  # whoever reads it as a run says what is wrong
+    return (path, loads(found, who=str(path))) if path is not None and found and is_load(found[:200]) else None
+
+
+def _file(text: str, folder: str, who: str, *more: str) -> Path | None:
+    """The file that a name means; `more` are endings that files beside run files may have."""
     path = Path(text)
     if is_file(path):
         return path
     if text in NAMED:
-        return _named(text, folder, who)
-    found = _files(folder, f"*-{text}.json") if RUN_ID.fullmatch(text) else []
+        return _named(text, folder, who, more)
+    endings = (".json", *more) if RUN_ID.fullmatch(text) else ()
+    found = [file for ending in endings for file in _files(folder, f"*-{text}{ending}")]
     if len(found) > 1:
         wrong = f"is the id of {len(found)} files in {folder}"
         raise UsageError(refusal(who, "RUN", text, wrong, "one of " + ", ".join(file.name for file in found)))
     return found[0] if found else None
 
 
-def _named(text: str, folder: str, who: str) -> Path:
-    """The run file that was begun last, or the one before it.
+def _named(text: str, folder: str, who: str, more: Sequence[str] = ()) -> Path:
+    """The run file that was begun last, or the one before it; `more` as of `_file`.
 
     Raises:
         UsageError: there are fewer.
     """
-    found = [path for path in _files(folder, "*.json") if RUN_FILE.fullmatch(path.name)]
+    found = [path for path in _files(folder, "*.json") if RUN_FILE.fullmatch(path.name)
+             and (not path.name.endswith(ENDING) or ENDING in more)]
     found.sort(key=_begun)
     if len(found) < NAMED[text]:
         has = f"{folder} has {len(found) or 'no'} run{'s' * (len(found) != 1)}"

@@ -7,7 +7,7 @@ import argparse
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_run
+from attnbench.cli.saved import read_load, read_run
 
 WHO = "attnbench show"
 LATEST = "latest"
@@ -16,7 +16,8 @@ LATEST = "latest"
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("source", nargs="?", default=LATEST, metavar="RUN", help=(
-        "a run file, the id of one in --out or in the history, latest or previous (default: latest)"))
+        "a run file or the result of a load, the id of one in --out or in the history, latest or previous "
+        "(default: latest)"))
     flags.add_view(parser, layout=False)
     parser.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench show", "attnbench show previous --columns median,speedup,tflops",
@@ -26,9 +27,13 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the run printed when it was measured."""
     from attnbench.report.checks import render_check
+    from attnbench.report.load import render_load
     from attnbench.report.table import render_run
 
     view = flags.view_of(args, WHO)
+    if (load := read_load(args.source, args.out, WHO)) is not None:
+        render_load(load[1], Output().console())
+        return 0
     found = read_run(args.source, args.out, WHO)[1]
     console = Output().console()
     if found.settings.measure:

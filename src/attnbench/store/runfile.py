@@ -178,6 +178,8 @@ def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
         raise RunFileError(f"schema={schema!r} is not a version; 1 to {SCHEMA}")
     if schema > SCHEMA:
         raise RunFileError(f"schema={schema} is newer than this attnbench reads; at most {SCHEMA}; upgrade attnbench")
+    if "load" in data:
+        raise RunFileError(f"content=a load is no run; {ACCEPTED}; attnbench show and report read it")
     strange = sorted(set(data) - {"schema", "run", "records"})
     if strange:
         raise RunFileError(f"{strange[0]}: unknown field; one of schema, run, records")

@@ -1,8 +1,10 @@
-"""The JSON Schema of the run file, generated from the dataclasses that read and write it.
+"""The JSON Schemas of the run file and of a load's result, generated from the dataclasses that read and write them.
 
-Published as docs/run-file.schema.json; a test holds that the two are one.  To publish a change::
+Published as docs/run-file.schema.json and docs/load-file.schema.json; tests hold that they are these.  To publish a
+change::
 
     python -c "from attnbench.store import schema; schema.publish('docs/run-file.schema.json')"
+    python -c "from attnbench.store import schema; schema.publish('docs/load-file.schema.json', schema.load_schema())"
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnbench import record
-from attnbench.record import SCHEMA, PlannedGroup, Record, Run, Status
+from attnbench.record import SCHEMA, Environment, PlannedGroup, Record, Run, Status
+from attnbench.store import load_file
 from attnbench.store.files import write_bytes
 from attnbench.text import AXIS, RUN_ID
 
@@ -35,7 +38,7 @@ PLAIN: Mapping[Any, dict[str, Any]] = {
 
 def json_schema() -> dict[str, Any]:
     """The schema of a run file as plain data (JSON Schema 2020-12)."""
-    documents = _field_documents()
+    documents = _field_documents(record)
     known = {name: item for name, item in vars(record).items() if dataclasses.is_dataclass(item)}
     definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]
     run = definitions.pop(Run.__name__)
@@ -56,9 +59,30 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def publish(path: str | Path) -> None:
-    """Write the schema where people look for it."""
-    write_bytes(path, (json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n").encode())
+def load_schema() -> dict[str, Any]:
+    """The schema of a load's result (`store.load_file`)."""
+    documents = _field_documents(load_file) | {Environment.__name__: _field_documents(record)[Environment.__name__]}
+    kinds = (load_file.LoadRun, load_file.Point, load_file.Spread, load_file.Goodput, load_file.Highest, Environment)
+    definitions = {kind.__name__: _object(kind, documents[kind.__name__]) for kind in kinds}
+    load = definitions.pop(load_file.LoadRun.__name__)
+    points = load["properties"].pop("points")
+    load["properties"]["id"]["pattern"] = f"^{RUN_ID.pattern}$"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "attnbench load file",
+        "description": "One load. Times are ms, rates requests a second; what is not known is null, never 0.",
+        "type": "object",
+        "properties": {"schema": {"const": load_file.SCHEMA}, "load": load, "points": points},
+        "required": ["schema", "load", "points"],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def publish(path: str | Path, schema: Mapping[str, Any] | None = None) -> None:
+    """Write a schema, by default that of the run file, where people look for it."""
+    text = json.dumps(json_schema() if schema is None else schema, indent=1, ensure_ascii=False)
+    write_bytes(path, (text + "\n").encode())
 
 
 def _object(kind: type, documents: Mapping[str, str]) -> dict[str, Any]:
@@ -115,10 +139,10 @@ def _by_status() -> dict[str, Any]:
     return {"if": {"properties": {"status": {"const": Status.PASSED.value}}}, "else": {"properties": lost}}
 
 
-def _field_documents() -> dict[str, dict[str, str]]:
-    """The string under each field of each class of `record`, which the interpreter throws away."""
+def _field_documents(module: types.ModuleType) -> dict[str, dict[str, str]]:
+    """The string under each field of each class of a module, which the interpreter throws away."""
     documents: dict[str, dict[str, str]] = {}
-    for item in ast.parse(inspect.getsource(record)).body:
+    for item in ast.parse(inspect.getsource(module)).body:
         if isinstance(item, ast.ClassDef):
             documents[item.name] = _strings_under_fields(item)
     return documents

@@ -1,0 +1,216 @@
+"""`attnbench load`: a model served under load, latency from the scheduled time of each request."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnbench.cli.parser import Parser
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.suites.settings import between, whole
+from attnbench.workloads.hstu_serving.case import PAGE_SIZES
+
+if TYPE_CHECKING:
+    from attnbench.load.setup import Options
+
+WHO = "attnbench load"
+NAMES = ("hstu-serving",)
+SCENARIOS = ("server", "offline", "gaps", "replay")
+ATTENTIONS = ("paged", "gathered", "reference")
+PRECISIONS = ("bf16", "fp16", "fp32")
+DRAIN_S = 30.0
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("name", metavar="NAME", help=f"what is loaded: {', '.join(NAMES)}")
+    group = parser.add_argument_group("load")
+    group.add_argument("--config", metavar="NAME", help=(
+        "model with its users and batching: bench, kuairand, dlrm-v3, small, tiny (default: bench, on a CPU small)"))
+    group.add_argument("--scenario", metavar="NAME", help=(
+        "server: MLPerf LoadGen's Poisson arrivals; offline: LoadGen's, all at once; gaps: users who return after gaps "
+        "of their own; replay: the requests of --source (default: server)"))
+    group.add_argument("--rate", metavar="LIST", help="requests a second, one load each (default: the config's)")
+    group.add_argument("--find-rate", action="store_true", help=(
+        "search the highest rate at which 99 %% of all requests are answered within each --slo-ms"))
+    group.add_argument("--duration", metavar="S", help="seconds of arrivals (default: the config's)")
+    group.add_argument("--slo-ms", metavar="LIST", help="limits of latency (default: 50,100; of dlrm-v3 80)")
+    group.add_argument("--drain-s", metavar="S", help=(
+        "seconds after the last arrival; what is left then is refused as backlog (default: 30)"))
+    group.add_argument("--users", metavar="N", help="who send requests (default: the config's)")
+    group.add_argument("--gap-s", metavar="S", help=(
+        "with --scenario gaps: mean seconds between two requests of one user; the users are then rate times this"))
+    group.add_argument("--burstiness", metavar="B", help=(
+        "with --scenario gaps: shape of the gamma distribution of gaps; 1 Poisson, below it bursts (default: 0.5)"))
+    group.add_argument("--source", metavar="DIR", help=(
+        "the files of `attnbench data`, for --scenario replay, which is then the default"))
+    group.add_argument("--num-candidates", metavar="N", help="of a request (default: the config's)")
+    group = parser.add_argument_group("server")
+    group.add_argument("--max-batch", metavar="N", help="requests of a batch at most (default: the config's)")
+    group.add_argument("--max-wait-ms", metavar="MS", help=(
+        "a batch that is not full is launched once its oldest request has waited so long (default: the config's)"))
+    group.add_argument("--attention", metavar="NAME", help=(
+        "paged, gathered or reference (default: paged, without a cache gathered, on a CPU reference)"))
+    group.add_argument("--no-cache", action="store_true", help="compute every history whole")
+    group.add_argument("--pool-share", metavar="X", help=(
+        "pages of the cache, as a share of what all users need (default: the config's)"))
+    group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
+    group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
+    group.add_argument("--long-history", metavar="POLICY", help=(
+        "a history over the model's most: truncate keeps its first items, refuse (default: truncate)"))
+    group.add_argument("--checkpoint", metavar="FILE", help="weights, safetensors (default: random by seed)")
+    group.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16, on a CPU fp32)")
+    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.add_argument("--seed", metavar="N", help="of users and arrivals (default: 0)")
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", metavar="PATH", help="the result as JSON; - for stdout")
+    group.add_argument("--md", metavar="PATH", help="the tables as Markdown; - for stdout")
+    group.add_argument("--html", metavar="PATH", help="tables and chart in one page; - for stdout")
+    group.add_argument("--plots", metavar="DIR", help="write latency over rate as PNG and SVG")
+    group.add_argument("--no-save", action="store_true", help="keep no file in --out")
+    group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
+    group.add_argument("-q", "--quiet", action="store_true", help="no table and no progress")
+    parser.example("attnbench load hstu-serving --rate 100,200,400",
+                   "attnbench load hstu-serving --find-rate --slo-ms 50",
+                   "attnbench load hstu-serving --config dlrm-v3 --scenario offline",
+                   "attnbench load hstu-serving --scenario gaps --rate 200 --gap-s 2",
+                   "attnbench load hstu-serving --device cpu --config tiny --rate 20")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve each load, then show and keep what was measured."""
+    from attnbench.cli.loading import carry_out
+    from attnbench.load.run import need_loadgen
+
+    if args.name not in NAMES:
+        raise unknown(WHO, "NAME", args.name, NAMES)
+    scenario = _scenario(args)
+    options = options_of(args)
+    if scenario in ("server", "offline"):
+        need_loadgen()
+    return carry_out(args, options, scenario, _rates(args), _burstiness(args))
+
+
+def _scenario(args: argparse.Namespace) -> str:
+    """What kind of load, and that the flags given belong to it."""
+    found = args.scenario or ("replay" if args.source is not None else "gaps" if args.gap_s is not None else "server")
+    if found not in SCENARIOS:
+        raise unknown(WHO, "--scenario", found, SCENARIOS)
+    if found == "replay" and args.source is None:
+        raise UsageError(refusal(WHO, "--scenario", "replay", "has no requests", "--source DIR",
+                                 "attnbench data kuairand-1k --to DIR writes them"))
+    for flag, of in (("source", "replay"), ("gap_s", "gaps"), ("burstiness", "gaps")):
+        if getattr(args, flag) is not None and found != of:
+            name = "--" + flag.replace("_", "-")
+            raise UsageError(refusal(WHO, name, getattr(args, flag), f"does not go with --scenario {found}",
+                                     f"--scenario {of}"))
+    if args.find_rate and found not in ("server", "gaps"):
+        raise UsageError(refusal(WHO, "--find-rate", "on", f"does not go with --scenario {found}", "server or gaps"))
+    return str(found)
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """What the flags ask for, each checked.
+
+    Raises:
+        UsageError: naming the flag, its value and what is accepted.
+    """
+    from attnbench.load.presets import preset_of
+    from attnbench.load.setup import Options
+    from attnbench.load.users import MOST_USERS, POLICIES
+    from attnbench.machine.devices import resolve
+
+    for flag, accepted in (("dtype", PRECISIONS), ("long_history", POLICIES), ("attention", ATTENTIONS)):
+        if (value := getattr(args, flag)) is not None and value not in accepted:
+            raise unknown(WHO, "--" + flag.replace("_", "-"), value, accepted)
+    seconds, share = between(0, 1e6), between(0, 1e3)
+    asked = {name: _value(args, name, parse) for name, parse in (
+        ("duration", seconds), ("drain_s", seconds), ("users", _whole(1, MOST_USERS)), ("gap_s", seconds),
+        ("num_candidates", _whole(0)), ("max_batch", _whole(1, 4096)), ("max_wait_ms", _from_zero),
+        ("pool_share", share), ("page_size", _one_of(PAGE_SIZES)), ("host_pages", _whole(0)), ("seed", _whole(0)))}
+    slos = _list(args, "slo_ms", seconds)
+    device = resolve(args.device or "auto")
+    preset = preset_of(args.config, on_gpu=device.on_gpu)
+    if asked["num_candidates"] is not None and asked["num_candidates"] > preset.config.max_candidates:
+        raise UsageError(refusal(WHO, "--num-candidates", asked["num_candidates"],
+                                 f"is over the most of {preset.model}", f"0 to {preset.config.max_candidates}"))
+    if asked["gap_s"] is not None:
+        if asked["users"] is not None:
+            raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
+        rate = (_rates(args) or preset.rates)[0]
+        asked["users"] = min(MOST_USERS, max(1, round(rate * asked["gap_s"])))
+
+    def chosen(name: str, usual: Any) -> Any:
+        return usual if asked[name] is None else asked[name]
+
+    return Options(
+        preset=preset, device=device, users=chosen("users", preset.users),
+        candidates=chosen("num_candidates", preset.candidates), max_batch=chosen("max_batch", preset.max_batch),
+        max_wait_ms=chosen("max_wait_ms", preset.max_wait_ms), duration_s=chosen("duration", preset.duration_s),
+        drain_s=chosen("drain_s", DRAIN_S), slos_ms=tuple(slos or preset.slos_ms),
+        pool_share=chosen("pool_share", preset.pool_share), page_size=chosen("page_size", preset.page_size),
+        host_pages=chosen("host_pages", 0), cache=not args.no_cache, attention=args.attention,
+        long_history=args.long_history or POLICIES[0], dtype=args.dtype, seed=chosen("seed", 0),
+        checkpoint=args.checkpoint, source=args.source)
+
+
+def _rates(args: argparse.Namespace) -> list[float]:
+    return _list(args, "rate", between(0, 1e6))
+
+
+def _burstiness(args: argparse.Namespace) -> float:
+    from attnbench.load.gaps import USUAL_BURSTINESS
+
+    found: float | None = _value(args, "burstiness", between(0.01, 1e4))
+    return USUAL_BURSTINESS if found is None else found
+
+
+def _value(args: argparse.Namespace, name: str, parse: Callable[[str], Any]) -> Any:
+    """The value of a flag; None where it is not given."""
+    text = getattr(args, name)
+    return None if text is None else _parsed("--" + name.replace("_", "-"), text, parse)
+
+
+def _list(args: argparse.Namespace, name: str, parse: Callable[[str], Any]) -> list[Any]:
+    text = getattr(args, name)
+    if text is None:
+        return []
+    found = [_parsed("--" + name.replace("_", "-"), word.strip(), parse) for word in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def _parsed(flag: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(refusal(WHO, flag, text or "''", "cannot be used", str(error))) from None
+
+
+def _whole(least: int, most: int = 10**9) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if (found := whole(least)(text)) > most:
+            raise ValueError(f"{least} to {most}")
+        return found
+
+    return parse
+
+
+def _one_of(values: tuple[int, ...]) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if text not in map(str, values):
+            raise ValueError(f"one of {', '.join(map(str, values))}")
+        return int(text)
+
+    return parse
+
+
+def _from_zero(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < 1e6:
+        raise ValueError("a number from 0 and below 1e+06")
+    return found

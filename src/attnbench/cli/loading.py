@@ -1,0 +1,175 @@
+"""A load from its options to what is shown and kept."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from attnbench.cli.output import Output
+from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.load.gaps import count_of
+from attnbench.load.run import Bench, highest_rate
+from attnbench.load.setup import Options, a_core_for_the_generator, make_bench
+from attnbench.presentation.load import ended
+from attnbench.store.files import check_writable, write_bytes, write_stdout
+from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
+
+WHO = "attnbench load"
+INTERRUPTED = 130
+STDOUT = "-"
+FILES = ("json", "md", "html")
+UNSAID = ("json", "md", "html", "plots", "out", "no_save", "quiet", "name", "help")
+"Arguments that say nothing about what is measured."
+PLACES = ("source", "checkpoint")
+"Paths: a result keeps their last part."
+
+
+def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: list[float],
+              burstiness: float) -> int:
+    """Serve each load, show and keep the result.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C, with what was measured until then.
+
+    Raises:
+        AttnbenchError: anything in the request that cannot be.
+    """
+    asked = {name: target for name in FILES if (target := getattr(args, name)) is not None}
+    _check_outputs(args, asked)
+    output = Output(results_to_stderr=STDOUT in asked.values(), quiet=args.quiet)
+    told = (lambda text: None) if args.quiet else output.note
+    for rate in rates if scenario in ("server", "gaps") else ():
+        count_of(rate, options.duration_s)  # refuses one that gives no request
+    run = _begin(args, options)
+    if not args.no_save:
+        check_writable(default_path(run, args.out))
+    with a_core_for_the_generator(options.device):
+        bench = make_bench(options, told)
+        users = len(bench.users.numbers())
+        told(f"load: {options.preset.model} on {options.device}, {users} users: warming up")
+        bench.warm_up()
+        points: list[Point] = []
+        highest: list[Highest] = []
+        failed: AttnbenchError | None = None
+        measure = _measure(args, bench, options, scenario, burstiness, points)
+        try:
+            highest = _loads(args, bench, options, scenario, rates, measure)
+        except AttnbenchError as error:
+            if not points:
+                raise
+            failed = error  # what was measured before is kept
+    points.sort(key=lambda point: point.asked_rate or 0.0)
+    run = dataclasses.replace(run, points=tuple(points), highest=tuple(highest),
+                              settings={**run.settings, "users": users})
+    _finish(args, run, asked, output)
+    if failed is not None:
+        raise failed
+    return INTERRUPTED if any(point.interrupted for point in points) else 0
+
+
+def _loads(args: argparse.Namespace, bench: Bench, options: Options, scenario: str, rates: list[float],
+           measure: Callable[[float], Point]) -> list[Highest]:
+    """Each load that was asked for, after Ctrl-C none that follows; the highest rates, where they were."""
+    if args.find_rate:
+        first = _first(rates, bench, options)
+        return [Highest(slo_ms=slo, rate=highest_rate(measure, slo, first)) for slo in options.slos_ms]
+    wanted = rates or [*options.preset.rates]
+    for rate in wanted[:1] if scenario == "offline" else wanted:
+        if measure(rate).interrupted:
+            break
+    return []
+
+
+def _first(rates: list[float], bench: Bench, options: Options) -> float:
+    """Where the search of a rate begins."""
+    return rates[0] if rates else max(1.0, round(0.5 * (bench.capacity or options.preset.rates[0])))
+
+
+def _measure(args: argparse.Namespace, bench: Bench, options: Options, scenario: str, burstiness: float,
+             points: list[Point]) -> Callable[[float], Point]:
+    """One load at a rate, once for each rate; a line says how it went."""
+    known: dict[float, Point] = {}
+
+    def measure(rate: float) -> Point:
+        if rate not in known:
+            if scenario == "gaps":
+                known[rate] = bench.returning(rate, burstiness)
+            elif scenario == "replay":
+                known[rate] = bench.replayed(rate)
+            else:
+                expected = rate if scenario == "server" or args.rate else bench.capacity or rate
+                known[rate] = bench.by_loadgen(scenario, expected, slo_ms=options.slos_ms[0])
+            points.append(known[rate])
+            bench.told(f"load: {ended(known[rate])}")
+        return known[rate]
+
+    return measure
+
+
+def _begin(args: argparse.Namespace, options: Options) -> LoadRun:
+    from attnbench.machine.fingerprint import environment
+    from attnbench.store.runfile import new_id, now
+
+    return LoadRun(
+        id=new_id(), workload=args.name, model=options.preset.model, device=str(options.device), command=_command(args),
+        started=now(), settings=options.words(), environment=environment(options.device))
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The line that asks for the same load: no path of this machine, and nothing about output."""
+    words = ["attnbench", "load", args.name]
+    for name, value in vars(args).items():
+        if name in UNSAID or value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(Path(value).name if name in PLACES else str(value))
+    return shlex.join(words)
+
+
+def _check_outputs(args: argparse.Namespace, asked: dict[str, str]) -> None:
+    from attnbench.report.libraries import require
+    from attnbench.report.plots import LIBRARIES
+
+    to_stdout = [name for name, target in asked.items() if target == STDOUT]
+    if len(to_stdout) > 1:
+        raise UsageError(refusal(WHO, f"--{to_stdout[1]}", STDOUT, f"wants stdout, as --{to_stdout[0]} does",
+                                 "one of the two"))
+    for target in asked.values():
+        if target != STDOUT:
+            check_writable(target)
+    if args.plots is not None or args.html is not None:
+        require(WHO, LIBRARIES)
+    if args.plots is not None:
+        check_writable(Path(args.plots) / "a.png")
+
+
+def _finish(args: argparse.Namespace, run: LoadRun, asked: dict[str, str], output: Output) -> None:
+    from attnbench.presentation.load import markdown
+    from attnbench.report.load import render_load
+
+    written = [] if args.no_save else [str(write(run, default_path(run, args.out)))]
+    if not args.quiet:
+        render_load(run, output.console())
+    for name, target in asked.items():
+        text = {"json": dumps, "md": markdown, "html": _page}[name](run)
+        if target == STDOUT:
+            write_stdout(text.encode())
+        else:
+            write_bytes(target, text.encode())
+            written.append(target)
+    if args.plots is not None:
+        from attnbench.report.load_chart import write_chart
+
+        written += [str(path) for path in write_chart(run, args.plots)]
+    if written and not args.quiet:
+        output.note(f"written: {', '.join(written)}")
+
+
+def _page(run: LoadRun) -> str:
+    from attnbench.report.load_page import page
+
+    return page(run)

@@ -1,0 +1,100 @@
+"""A ranking model with its cache as the server calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import AttnbenchError, UsageError, refusal
+
+if TYPE_CHECKING:
+    from attnbench.models.hstu_ranking.model import HstuRanking
+    from attnbench.models.hstu_ranking.request import Request
+    from attnbench.models.paged_cache import PagedCache
+
+WHO = "load"
+AHEAD = 2
+"Batches under way on a card: one runs, the host prepares the next."
+
+
+class ModelEngine:
+    """Scores batches; on a card without waiting for it."""
+
+    def __init__(self, model: HstuRanking, *, attention: str, cache: PagedCache | None) -> None:
+        """Ready.
+
+        Args:
+            model: with its weights.
+            attention: of `models.hstu_ranking.attention`.
+            cache: None: every history is computed whole.
+        """
+        self.model, self.attention, self.cache = model, attention, cache
+        self._on_card = model.device.type == "cuda"
+        self.depth = AHEAD if self._on_card else 1
+
+    def launch(self, requests: Sequence[Request]) -> Scored:
+        """As of `serving.Engine`."""
+        begin = end = None
+        if self._on_card:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+        logits = self.model(requests, cache=self.cache, attention=self.attention)
+        if begin is not None and end is not None:
+            scores = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+            scores.copy_(logits, non_blocking=True)
+            end.record()
+            logits = scores
+        return Scored(logits, sum(len(one.candidates) for one in requests), begin, end)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        if self.cache is not None:
+            self.cache.settle()
+        if self._on_card:
+            torch.cuda.synchronize(self.model.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A batch under way: scores in host memory once `end` has come."""
+
+    scores: Tensor
+    "[candidates, tasks]"
+    candidates: int
+    begin: Any
+    end: Any
+    "events; None on a CPU, where it is over already"
+
+    def done(self) -> bool:
+        """As of `serving.Handle`."""
+        return self.end is None or bool(self.end.query())
+
+    def wait(self) -> float | None:
+        """As of `serving.Handle`."""
+        if self.end is not None:
+            self.end.synchronize()
+        if len(self.scores) != self.candidates:
+            raise AttnbenchError(refusal(WHO, "scores", len(self.scores), "are not one of each candidate",
+                                         f"{self.candidates}"))
+        if not bool(torch.isfinite(self.scores).all()):
+            raise AttnbenchError(refusal(WHO, "scores", "nan", "are not all finite", "finite scores"))
+        return None if self.begin is None else float(self.begin.elapsed_time(self.end))
+
+
+def make_cache(model: HstuRanking, *, pages: int, page_size: int, host_pages: int) -> PagedCache:
+    """A cache of a model, or one line where memory is exhausted.
+
+    Raises:
+        UsageError: it cannot be had.
+    """
+    try:
+        return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages)
+    except (RuntimeError, MemoryError) as error:
+        words = " ".join(str(error).split())[:120]
+        raise UsageError(refusal(WHO, "cache", f"{pages} pages + {host_pages} host pages",
+                                 f"take more memory than there is ({words})",
+                                 "a smaller --pool-share or --host-pages")) from None

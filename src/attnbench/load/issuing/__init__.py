@@ -1,0 +1,1 @@
+"""What runs in the generator's process: it says when a request arrives, and does nothing else."""

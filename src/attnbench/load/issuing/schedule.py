@@ -1,0 +1,57 @@
+"""Our own open loop: `python -m attnbench.load.issuing.schedule OUT`, the schedule on stdin.
+
+stdin: int64 count, then as many int64 nanoseconds from the start, ascending.  Each request is issued at its time,
+whatever has become of those before it.  The process sleeps until shortly before a deadline and then watches the clock:
+a sleep alone ends up to a tenth of a millisecond late, more on a busy machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from array import array
+
+from attnbench.load.issuing.wire import END, ISSUED, NUMBER, RECORD, START, write
+
+LEAD_NS = 300_000
+"Before a deadline the clock is watched for so long."
+BEGIN_NS = 5_000_000
+"From the word that it begins to the origin of the schedule."
+
+
+def issue(out: int, due: array[int]) -> None:
+    """Issue each request at its time.
+
+    Args:
+        out: handle of the pipe to the server.
+        due: nanoseconds from the start, ascending.
+    """
+    now, pack, send = time.monotonic_ns, RECORD.pack, write
+    origin = now() + BEGIN_NS
+    send(out, pack(START, 0, origin))
+    for number, after in enumerate(due):
+        deadline = origin + after
+        left = deadline - now()
+        if left > LEAD_NS:
+            time.sleep((left - LEAD_NS) * 1e-9)
+        while (at := now()) < deadline:
+            pass
+        send(out, pack(number, number, at))
+    send(out, pack(ISSUED, len(due), now()) + pack(END, 0, now()))
+
+
+def main() -> None:
+    """Read the schedule and carry it out."""
+    source = sys.stdin.buffer
+    count = NUMBER.unpack(source.read(NUMBER.size))[0]
+    due = array("q", source.read(8 * count))
+    gc.disable()
+    try:
+        issue(int(sys.argv[1]), due)
+    except BrokenPipeError:
+        pass  # the server has gone
+
+
+if __name__ == "__main__":
+    main()

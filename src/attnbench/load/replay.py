@@ -1,0 +1,140 @@
+"""Replay of prepared batches: each line of processed_batches.csv is a request, at its time compressed to a rate.
+
+A line says user, date, and how many interactions of that date the user has had.  The history of its request is all of
+the user's interactions until then, those of earlier dates included; its candidates are the items that follow.  Ids are
+hashed into the model's vocabularies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnbench.datasets.history import History
+from attnbench.datasets.processed import BATCHES, INFERENCE, read_batches, read_days
+from attnbench.errors import UsageError, refusal
+from attnbench.load.serving import Refused
+from attnbench.load.users import Policy
+from attnbench.models.hstu_ranking.config import ModelConfig
+from attnbench.models.hstu_ranking.request import Request
+from attnbench.models.hstu_ranking.synthetic import hashed
+
+WHO = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of processed_batches.csv."""
+
+    user: int
+    date: int
+    when_ms: int
+    end: int
+    "interactions of the date by then"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A user with all dates joined."""
+
+    items: np.ndarray
+    actions: np.ndarray
+    times: np.ndarray
+    "seconds"
+    context: np.ndarray
+    before: dict[int, tuple[int, int]]
+    "of each date: interactions before it, and of it"
+
+
+class Replay:
+    """The requests of a prepared folder, in the order of time."""
+
+    returning = False
+    "Each replay begins with the first line, and with an empty cache."
+
+    def __init__(self, folder: Path, config: ModelConfig, *, candidates: int, policy: Policy) -> None:
+        """Read the files.
+
+        Args:
+            folder: of `attnbench data`.
+            config: of the model.
+            candidates: of each request; fewer where the log ends before.
+            policy: what becomes of a history that is too long.
+
+        Raises:
+            UsageError: a file cannot be read; file, line and column are named.
+        """
+        self._config, self._candidates, self._policy = config, candidates, policy
+        days: dict[int, list[History]] = {}
+        for history, _ in read_days(folder / INFERENCE):
+            days.setdefault(history.user_id, []).append(history)
+        self._users = {user: self._joined(found) for user, found in days.items()}
+        self.lines = [Line(*fields) for fields in read_batches(folder / BATCHES)]
+        if not self.lines:
+            raise UsageError(refusal(WHO, "--source", folder.name, "has no batches", f"{BATCHES} with lines"))
+
+    def _joined(self, days: Sequence[History]) -> _Known:
+        days = sorted(days, key=lambda one: int(one.date[0]) if len(one.date) else 0)
+        before: dict[int, tuple[int, int]] = {}
+        start = 0
+        for day in days:
+            if len(day.date):
+                before[int(day.date[0])] = start, len(day.video_id)
+            start += len(day.video_id)
+        config, features = self._config, (days[0].user_id, *days[0].features)
+        context = [features[place % len(features)] % size for place, size in enumerate(config.context)]
+        return _Known(
+            hashed(np.concatenate([day.video_id for day in days]), config.items),
+            np.concatenate([day.action_weights for day in days]) % config.actions,
+            np.concatenate([day.time_ms for day in days]) // 1000, np.array(context, dtype=np.int64), before)
+
+    def due_ns(self, rate: float, duration_s: float) -> list[int]:
+        """When each request is due: the times of the lines, compressed so that the rate is the one asked for.
+
+        Args:
+            rate: requests a second.
+            duration_s: the lines of so long are taken, all where there are fewer.
+        """
+        count = max(1, min(len(self.lines), round(rate * duration_s)))
+        at = np.array([line.when_ms for line in self.lines[:count]], dtype=np.float64)
+        at -= at[0]
+        # Where all have one time they are all due at once, at the end of the time that they would take.
+        scaled = at / at[-1] if at[-1] > 0 else np.ones(count)
+        due: list[int] = np.round(scaled * (count / rate) * 1e9).astype(np.int64).tolist()
+        return due
+
+    def take(self, index: int) -> Request | Refused:
+        """The request of a line."""
+        line = self.lines[index]
+        user = self._users.get(line.user)
+        if user is None:
+            return Refused("unknown user", f"user {line.user} of {BATCHES} is not in {INFERENCE}")
+        start, length = user.before.get(line.date, (0, -1))
+        if line.end > length:
+            text = f"user {line.user}, date {line.date}: {line.end} interactions of {max(length, 0)}"
+            return Refused("not in the user's history", text)
+        end = start + line.end
+        return self._policy.fit(Request(
+            user=line.user, items=user.items[:end], actions=user.actions[:end], context=user.context,
+            candidates=user.items[end:end + self._candidates], times=user.times[:end], now=line.when_ms // 1000))
+
+    def tokens(self, config: ModelConfig) -> list[int]:
+        """Tokens of each user's longest history, for the size of a pool."""
+        return [len(config.context) + config.item_tokens * min(len(one.items), config.max_history)
+                for one in self._users.values()]
+
+    def numbers(self) -> list[int]:
+        """All users."""
+        return list(self._users)
+
+    def before(self) -> list[Request]:
+        """Nothing: the log begins with the first line."""
+        return []
+
+    def __len__(self) -> int:
+        """Lines."""
+        return len(self.lines)
+

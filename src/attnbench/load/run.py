@@ -1,0 +1,303 @@
+"""A load carried out: an engine and its users served at a rate, by LoadGen's schedule or by ours."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.errors import AttnbenchError, Unavailable
+from attnbench.load import gaps, loadgen_files
+from attnbench.load.generator import Generator, by_loadgen, scheduled
+from attnbench.load.issuing.loadgen import SCHEDULE_SEED, Settings
+from attnbench.load.ledger import Ledger
+from attnbench.load.loadgen_rate import told_rate
+from attnbench.load.points import Schedule, by_schedule, point_of
+from attnbench.load.replay import Replay
+from attnbench.load.serving import Batching, Library, Refused, Server
+from attnbench.load.users import Users
+from attnbench.store.load_file import Point
+
+if TYPE_CHECKING:
+    from attnbench.load.engine import ModelEngine
+    from attnbench.models.hstu_ranking.request import Request
+
+LOADGEN, MODULE = "mlcommons-loadgen", "mlperf_loadgen"
+INSTALL = "pip install 'attnbench[load]'"
+OURS = "attnbench"
+PROBE_S, PROBE_VISITS = 1.0, 2
+"How long the capacity is estimated before a load, and by how many visits of a user at most."
+IN_TIME = 0.99
+"Of all requests, the share that a rate has to answer within a limit."
+TELL_S = 2.0
+"Between two lines of progress."
+Told = Callable[[str], None]
+
+
+def need_loadgen() -> str:
+    """LoadGen's version.
+
+    Raises:
+        Unavailable: it is not installed; the line says what installs it.
+    """
+    if importlib.util.find_spec(MODULE) is None:
+        raise Unavailable(f"load: {MODULE} is not installed; {INSTALL}; or --scenario gaps, which needs none")
+    try:
+        return importlib.metadata.version(LOADGEN)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(slots=True)
+class Bench:
+    """What is loaded, kept from one rate to the next: the cache goes on as it would."""
+
+    engine: ModelEngine
+    users: Users | Replay
+    batching: Batching
+    slos_ms: tuple[float, ...]
+    duration_s: float
+    seed: int
+    told: Told
+    capacity: float | None = None
+    "requests a second, estimated"
+    _turn: int = 0
+    "visits that were served without load"
+
+    def warm_up(self) -> None:
+        """Bring caches and compiled kernels to where a load finds them: each user's visit before, and one more.
+
+        What is refused here is refused again under load, where it is counted.
+        """
+        most = self.batching.max_batch
+        before = self.users.before() if self.engine.cache is not None else []
+        for start in range(0, len(before), most):
+            self._serve(before[start:start + most])
+        for size in range(1, most + 1):  # kernels may be compiled for some sizes of a batch
+            self._serve(self._visits(size))
+        began, served = time.monotonic(), 0
+        # Few visits of each user: histories are to be what they were drawn to be.
+        while time.monotonic() - began < PROBE_S and served < PROBE_VISITS * len(self.users):
+            batch = self._visits(most)
+            self._serve(batch)
+            served += len(batch)
+        self.engine.settle()
+        self.capacity = served / (time.monotonic() - began) if served else None
+        if not self.users.returning:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Empty the cache, host memory included."""
+        cache = self.engine.cache
+        if cache is not None:
+            for user in self.users.numbers():
+                cache.truncate(user, 0)
+
+    def _visits(self, count: int) -> list[Request]:
+        found = {}
+        for _ in range(count):
+            one = self.users.take(self._turn % len(self.users))
+            self._turn += 1
+            if not isinstance(one, Refused):
+                found[one.user] = one
+        return list(found.values())
+
+    def _serve(self, batch: list[Request]) -> None:
+        if not batch:
+            return
+        try:
+            self.engine.launch(batch).wait()
+        except Exception:
+            half = len(batch) // 2
+            for part in (batch[:half], batch[half:]) if half else ():
+                self._serve(part)
+
+    # ── one load ───────────────────────────────────────────────────────────────────────────────────
+
+    def by_loadgen(self, scenario: str, rate: float, *, slo_ms: float) -> Point:
+        """MLPerf LoadGen's Server at a rate, or Offline.
+
+        Args:
+            scenario: server or offline.
+            rate: requests a second; of offline the one that is expected.
+            slo_ms: what LoadGen's own verdict is about.
+
+        Raises:
+            Unavailable: LoadGen is not installed.
+            AttnbenchError: the generator ended before its time.
+        """
+        version = need_loadgen()
+        told, queries, duration_ms = rate, 1, 1000 * self.duration_s
+        if scenario == "server":
+            told, queries = told_rate(rate, self.duration_s, self.seed + SCHEDULE_SEED)
+            duration_ms -= 1  # the last one is at the end, and none is to follow
+        with tempfile.TemporaryDirectory(prefix="attnbench-loadgen-") as folder:
+            settings = Settings(
+                scenario=scenario.capitalize(), rate=told, duration_ms=max(1, int(duration_ms)), slo_ms=slo_ms,
+                queries=queries, samples=len(self.users), seed=self.seed, folder=folder)
+            with by_loadgen(settings) as generator:
+                ledger, counts = self._served(generator, self.users, self._label(scenario, rate))
+            schedule, notes = loadgen_schedule(ledger, generator, Path(folder))
+        return point_of(ledger, schedule, scenario=scenario, generator=f"{LOADGEN} {version}",
+                        asked=rate if scenario == "server" else None, slos_ms=self.slos_ms, cache=counts, notes=notes)
+
+    def returning(self, rate: float, burstiness: float) -> Point:
+        """Users who return after gaps of their own, issued by our generator."""
+        assert isinstance(self.users, Users)
+        due, users = gaps.arrivals(users=len(self.users), rate=rate, duration_s=self.duration_s,
+                                   burstiness=burstiness, seed=self.seed)
+        return self.on_time("gaps", rate, due.tolist(), Indexed(self.users, users.tolist()))
+
+    def replayed(self, rate: float) -> Point:
+        """The requests of prepared files, their times compressed to a rate, from an empty cache."""
+        assert isinstance(self.users, Replay)
+        self._forget()
+        lines = len(self.users)
+        due = self.users.due_ns(rate, self.duration_s)
+        notes = [] if len(due) < lines else [f"all {lines} lines of the source"]
+        return self.on_time("replay", rate, due, self.users, notes)
+
+    def on_time(self, scenario: str, rate: float, due_ns: Sequence[int], library: Library,
+                notes: Sequence[str] = ()) -> Point:
+        """Requests at given times, issued by our generator.
+
+        Args:
+            scenario: for the report.
+            rate: that the times are meant to have.
+            due_ns: from the start, ascending.
+            library: of the requests: number k is the k-th of the times.
+            notes: what is to be said.
+
+        Raises:
+            AttnbenchError: the generator ended before its time.
+        """
+        with scheduled(due_ns) as generator:
+            ledger, counts = self._served(generator, library, self._label(scenario, rate))
+        schedule = by_schedule(ledger, due_ns, generator.origin_ns or 0)
+        return point_of(ledger, schedule, scenario=scenario, generator=OURS, asked=rate, slos_ms=self.slos_ms,
+                        cache=counts, notes=notes)
+
+    def _served(self, generator: Generator, library: Library, label: str) -> tuple[Ledger, dict[str, int]]:
+        cache = self.engine.cache
+        before = cache.counts.as_dict() if cache is not None else {}
+        server = Server(generator, self.engine, library, self.batching, told=Progress(label, self.told))
+        ledger = server.run()
+        if not ledger.interrupted:
+            generator.check()
+        try:
+            self.engine.settle()
+        except RuntimeError as error:
+            words = " ".join(str(error).split())[:200]
+            raise AttnbenchError(f"load: the device failed after {ledger.answered} answers: {words}") from None
+        after = cache.counts.as_dict() if cache is not None else {}
+        return ledger, {name: count - before[name] for name, count in after.items()}
+
+    def _label(self, scenario: str, rate: float) -> str:
+        return f"{scenario} {rate:.4g}/s" if scenario != "offline" else scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A library whose samples are places of a schedule: who arrives there."""
+
+    users: Users
+    whose: Sequence[int]
+
+    def take(self, index: int) -> Request | Refused:
+        """The next request of the user who arrives at that place."""
+        return self.users.take(self.whose[index])
+
+
+class Progress:
+    """A line every two seconds, and nothing else: it is called between batches."""
+
+    def __init__(self, label: str, told: Told) -> None:
+        """Of one load.
+
+        Args:
+            label: what the lines begin with.
+            told: takes a line.
+        """
+        self._label, self._told = label, told
+        self._began = self._next = time.monotonic()
+
+    def __call__(self, ledger: Ledger, waiting: int) -> None:
+        """Say how far it is, where it is time to."""
+        now = time.monotonic()
+        if now < self._next + TELL_S:
+            return
+        self._next = now
+        answered = sum(batch.size for batch in ledger.batches)
+        self._told(f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, {answered} answered, "
+                   f"{waiting} wait")
+
+
+def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tuple[Schedule, list[str]]:
+    """When LoadGen had scheduled each request, on the ledger's clock.
+
+    Its trace has a clock of its own.  A request reaches the server after LoadGen's call, so the smallest difference is
+    that of the clocks and the shortest way.
+
+    Raises:
+        AttnbenchError: the trace does not belong to the ledger.
+    """
+    origin = generator.origin_ns or 0
+    if ledger.interrupted:
+        note = "interrupted: LoadGen wrote no trace, latency counts from the issue of a request"
+        return Schedule(list(ledger.issued_ns), origin), [note]
+    found = loadgen_files.samples(folder)
+    if [one.index for one in found] != ledger.index:
+        raise AttnbenchError(f"load: LoadGen's trace has {len(found)} samples that are not the {len(ledger.index)} "
+                             "that it issued")
+    words = loadgen_files.summary(folder)
+    if not found:
+        return Schedule([], origin, [], words), []
+    shift = min(at - one.scheduled_ns - one.issued_ns for at, one in zip(ledger.issued_ns, found, strict=True))
+    due = [one.scheduled_ns + shift for one in found]
+    return Schedule(due, due[0], [one.done_ns for one in found], words), []
+
+
+def highest_rate(measure: Callable[[float], Point], slo_ms: float, start: float, *, most_probes: int = 12,
+                 resolution: float = 0.05) -> float | None:
+    """The highest rate at which 99 % of all requests are in time: doubled or halved first, then bisected.
+
+    Args:
+        measure: a load at a rate; it may remember.
+        slo_ms: limit of latency.
+        start: the first rate tried.
+        most_probes: loads at most.
+        resolution: of the answer, as a share of it.
+
+    Returns:
+        The highest rate that was met; None: none of those tried.
+    """
+    met: float | None = None
+    missed: float | None = None
+    rate = start
+    for _ in range(most_probes):
+        point = measure(rate)
+        if point.interrupted:
+            break
+        if in_time(point, slo_ms):
+            met = rate
+            rate = rate * 2 if missed is None else (rate + missed) / 2
+        else:
+            missed = rate
+            rate = rate / 2 if met is None else (rate + met) / 2
+        if met is not None and missed is not None and missed - met <= resolution * missed:
+            break
+    return met
+
+
+def in_time(point: Point, slo_ms: float) -> bool:
+    """Whether the 99th percentile of all requests is within the limit; a refused one never is."""
+    good = sum(latency <= slo_ms for latency in point.latency_ms)
+    return point.issued > 0 and good >= IN_TIME * point.issued
+
+
+__all__ = ["Bench", "Indexed", "highest_rate", "in_time", "need_loadgen"]

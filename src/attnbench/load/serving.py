@@ -1,0 +1,259 @@
+"""The server: takes arrivals, forms batches, launches them, and accounts for every request.
+
+One thread.  Between two launches it takes what has arrived; on a card it may launch a full batch behind the one that
+runs, so that the host's work is hidden.  A batch that is refused or fails is served in halves, down to single requests:
+only those at fault are refused.  After the last arrival it goes on for a limited time; what is left then is refused as
+backlog.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from attnbench.errors import AttnbenchError
+from attnbench.load.generator import Source
+from attnbench.load.ledger import BACKLOG, INTERRUPTED, Flown, Ledger
+from attnbench.load.queueing import Queue, Waiting
+
+if TYPE_CHECKING:
+    from attnbench.models.hstu_ranking.request import Request
+
+IDLE_S = 0.05
+"With nothing to do it looks up so often."
+BUSY_S = 20e-6
+"While a batch runs on the device, between two looks at whether it is done."
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request is not served."""
+
+    reason: str
+    example: str = ""
+
+
+class Handle(Protocol):
+    """A batch that was launched."""
+
+    def done(self) -> bool:
+        """Whether it is over; does not wait."""
+
+    def wait(self) -> float | None:
+        """Wait until it is over; milliseconds of the device, None where they are not known.
+
+        Raises:
+            AttnbenchError: an answer cannot be used.
+            RuntimeError: the device has failed.
+        """
+
+
+class Engine(Protocol):
+    """What computes."""
+
+    depth: int
+    "batches that may be under way at once"
+
+    def launch(self, requests: Sequence[Request]) -> Handle:
+        """Start a batch of different users.
+
+        Raises:
+            AttnbenchError: a request or the cache refuses it; nothing has changed then.
+            Exception: the step failed; likewise.
+        """
+
+
+class Library(Protocol):
+    """Whose requests the indices of arrivals mean."""
+
+    def take(self, index: int) -> Request | Refused:
+        """The next request of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batching:
+    """How batches are formed and how long the server goes on."""
+
+    max_batch: int = 8
+    max_wait_ms: float = 2.0
+    "a batch that is not full is launched once its oldest request has waited so long"
+    drain_s: float = 30.0
+    "after the last arrival"
+
+
+@dataclass(slots=True)
+class _Flight:
+    batch: list[Waiting]
+    handle: Handle
+    started_ns: int
+    host_ms: float
+
+    def over(self) -> bool:
+        """Whether to wait for it no longer: it is done, or its device has failed, which `wait` then says."""
+        try:
+            return self.handle.done()
+        except Exception:
+            return True
+
+
+def reason_of(error: BaseException) -> Refused:
+    """Why a single request was refused: the field that a refusal names, or the kind of error."""
+    text = " ".join(str(error).split())
+    if isinstance(error, AttnbenchError) and "=" in text:
+        who, _, field = text.split("=", 1)[0].rpartition(": ")
+        who = who.split(":")[0]
+        return Refused(f"refused by {who}: {field.split('[')[0]}", text)
+    return Refused(f"failed step: {type(error).__name__}", text)
+
+
+class Server:
+    """One load."""
+
+    def __init__(self, source: Source, engine: Engine, library: Library, batching: Batching, *,
+                 clock: Callable[[], int] = time.monotonic_ns, told: Callable[[Ledger, int], None] | None = None
+                 ) -> None:
+        """Ready.
+
+        Args:
+            source: of arrivals.
+            engine: what computes.
+            library: what the indices of arrivals mean.
+            batching: how.
+            clock: nanoseconds.
+            told: called between batches with the ledger and how many requests wait.
+        """
+        self._source, self._engine, self._library, self._how = source, engine, library, batching
+        self._clock, self._told = clock, told
+        self.ledger = Ledger()
+        self._queue = Queue()
+        self._flights: deque[_Flight] = deque()
+        self._numbers: list[int] = []
+        "the generator's, by place"
+        self._last_ns: int | None = None
+
+    def run(self) -> Ledger:
+        """Serve until every request that was issued is over; after Ctrl-C what is left is refused as interrupted."""
+        try:
+            while not self._finished():
+                self._turn()
+        except KeyboardInterrupt:
+            self.ledger.interrupted = True
+            for arrival in self._source.take(0):
+                self._note(arrival.number, arrival.index, arrival.issued_ns)
+            self._close(INTERRUPTED)
+        return self.ledger
+
+    def _finished(self) -> bool:
+        return self._source.over and not self._queue and not self._flights
+
+    def _turn(self) -> None:
+        self._take(self._patience())
+        self._land_what_is_done()
+        if self._overdue():
+            while self._flights:
+                self._land()
+            self._close(BACKLOG)
+        elif self._may_launch():
+            self._launch(self._queue.batch(self._how.max_batch))
+            self._land_what_is_done()  # a CPU computes while it launches
+        if self._told is not None:
+            self._told(self.ledger, len(self._queue))
+
+    def _patience(self) -> float:
+        """Seconds to wait for an arrival."""
+        if self._may_launch():
+            return 0.0
+        if self._flights:
+            return BUSY_S
+        if not self._queue:
+            return IDLE_S
+        ready = self._queue.oldest_ns + self._how.max_wait_ms * 1e6
+        return min(IDLE_S, max(0.0, (ready - self._clock()) * 1e-9))
+
+    def _take(self, timeout_s: float) -> None:
+        for arrival in self._source.take(timeout_s):
+            place = self._note(arrival.number, arrival.index, arrival.issued_ns)
+            found = self._library.take(arrival.index)
+            if isinstance(found, Refused):
+                self._refuse([place], found)
+            else:
+                self._queue.add(Waiting(place, arrival.number, found, arrival.issued_ns))
+        if self._source.all_issued and self._last_ns is None:
+            self._last_ns = self._clock()
+            self.ledger.backlog = len(self.ledger.open)
+
+    def _note(self, number: int, index: int, issued_ns: int) -> int:
+        self._numbers.append(number)
+        return self.ledger.arrive(index, issued_ns)
+
+    def _overdue(self) -> bool:
+        """Whether the time after the last arrival is over."""
+        if self._last_ns is None or not self._queue:
+            return False
+        return self._clock() - self._last_ns > self._how.drain_s * 1e9
+
+    def _may_launch(self) -> bool:
+        if not self._queue or len(self._flights) >= self._engine.depth:
+            return False
+        if self._queue.users >= self._how.max_batch:
+            return True
+        # Behind a batch that runs only a full one: who arrives meanwhile may still join.
+        if self._flights:
+            return False
+        nobody_follows = self._source.all_issued
+        return nobody_follows or self._clock() - self._queue.oldest_ns >= self._how.max_wait_ms * 1e6
+
+    def _launch(self, batch: list[Waiting]) -> None:
+        started = self._clock()
+        try:
+            handle = self._engine.launch([one.request for one in batch])
+        except Exception as error:  # whatever it is, its requests are refused for it
+            if len(batch) == 1:
+                self._refuse([batch[0].place], reason_of(error))
+                return
+            self.ledger.splits += 1
+            half = len(batch) // 2
+            for part in (batch[:half], batch[half:]):
+                self._launch(part)
+            return
+        self._flights.append(_Flight(batch, handle, started, (self._clock() - started) / 1e6))
+        while len(self._flights) > self._engine.depth:
+            self._land()
+
+    def _land_what_is_done(self) -> None:
+        while self._flights and self._flights[0].over():
+            self._land()
+
+    def _land(self) -> None:
+        """Wait for the batch that was launched first, and account for its requests."""
+        flight = self._flights[0]
+        places = [one.place for one in flight.batch]
+        try:
+            device_ms = flight.handle.wait()
+        except Exception as error:  # whatever it is, its requests are refused for it
+            self._flights.popleft()
+            self._refuse(places, reason_of(error))
+            return
+        self._flights.popleft()
+        now = self._clock()
+        for place in places:
+            self.ledger.answer(place, flight.started_ns, now)
+        tokens = sum(2 * len(one.request.items) + len(one.request.candidates) for one in flight.batch)
+        self.ledger.batches.append(Flown(len(places), tokens, flight.host_ms, device_ms))
+        self._source.answered([self._numbers[place] for place in places])
+
+    def _refuse(self, places: Sequence[int], why: Refused) -> None:
+        now = self._clock()
+        for place in places:
+            self.ledger.refuse(place, why.reason, now, why.example)
+        self._source.answered([self._numbers[place] for place in places])
+
+    def _close(self, reason: str) -> None:
+        """Refuse whatever is not over."""
+        self._queue = Queue()
+        self._flights.clear()
+        places = self.ledger.close(self._clock(), reason)
+        self._source.answered([self._numbers[place] for place in places])

@@ -1,0 +1,176 @@
+"""From what was asked for to something that can be loaded: the model, its users, its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.dtypes import torch_dtype
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.load.generator import own_cores
+from attnbench.load.presets import Preset
+from attnbench.load.replay import Replay
+from attnbench.load.run import Bench, Told
+from attnbench.load.serving import Batching
+from attnbench.load.users import Policy, Users, dlrm, kuairand
+from attnbench.machine.device import Device
+from attnbench.machine.fingerprint import usable_cores
+
+if TYPE_CHECKING:
+    from attnbench.models.hstu_ranking.model import HstuRanking
+    from attnbench.models.paged_cache import PagedCache
+
+WHO = "load"
+ON_GPU, WITHOUT_CACHE, ON_CPU = "paged", "gathered", "reference"
+"""Attention where none is asked for: our kernel over pages; where nothing is cached our dense kernel; plain torch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a load is asked for; a preset has the rest."""
+
+    preset: Preset
+    device: Device
+    users: int
+    candidates: int
+    max_batch: int
+    max_wait_ms: float
+    duration_s: float
+    drain_s: float
+    slos_ms: tuple[float, ...]
+    pool_share: float
+    page_size: int
+    host_pages: int = 0
+    cache: bool = True
+    attention: str | None = None
+    long_history: str = "truncate"
+    dtype: str | None = None
+    seed: int = 0
+    checkpoint: str | None = None
+    source: str | None = None
+    "folder of prepared files to replay; None: users are drawn"
+
+    @property
+    def cached(self) -> bool:
+        """Whether there is a cache: `dlrm-v3` can have none."""
+        return self.cache and not self.preset.config.recency
+
+    @property
+    def precision(self) -> str:
+        """Of weights and activations."""
+        return self.dtype or ("bf16" if self.device.on_gpu else "fp32")
+
+    @property
+    def attention_name(self) -> str:
+        """Of `models.hstu_ranking.attention`."""
+        if self.attention is not None:
+            return self.attention
+        return ON_CPU if not self.device.on_gpu else ON_GPU if self.cached else WITHOUT_CACHE
+
+    def words(self) -> dict[str, Any]:
+        """For the result."""
+        names = ("users", "candidates", "max_batch", "max_wait_ms", "duration_s", "drain_s", "slos_ms", "pool_share",
+                 "page_size", "host_pages", "long_history", "seed")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found |= {"cache": self.cached, "attention": self.attention_name, "dtype": self.precision,
+                  "slos_ms": list(self.slos_ms)}
+        return found
+
+
+def make_users(options: Options) -> Users | Replay:
+    """The users of a preset, drawn by seed; or those of prepared files.
+
+    Raises:
+        UsageError: a file cannot be read, or there is not the memory.
+    """
+    config, policy = options.preset.config, Policy(options.preset.config, options.long_history)
+    try:
+        if options.source is not None:
+            return Replay(Path(options.source), config, candidates=options.candidates, policy=policy)
+        if config.recency:
+            return dlrm(config, users=options.users, candidates=options.candidates, seed=options.seed, policy=policy)
+        return kuairand(config, users=options.users, candidates=options.candidates,
+                        most_items=options.preset.most_items, seed=options.seed, policy=policy)
+    except MemoryError:
+        raise UsageError(refusal(WHO, "--users", options.users, "take more host memory than there is",
+                                 "fewer users")) from None
+
+
+def make_model(options: Options) -> HstuRanking:
+    """The model with its weights.
+
+    Raises:
+        UsageError: attention, precision, checkpoint or memory.
+    """
+    from attnbench.models.hstu_ranking.attention import ATTENTIONS
+    from attnbench.models.hstu_ranking.checkpoint import load
+    from attnbench.models.hstu_ranking.model import HstuRanking
+
+    if options.attention_name not in ATTENTIONS:
+        raise unknown(WHO, "--attention", options.attention_name, ATTENTIONS)
+    try:
+        model = HstuRanking(options.preset.config, seed=0, dtype=torch_dtype(options.precision),
+                            device=str(options.device))
+    except (RuntimeError, MemoryError) as error:
+        words = " ".join(str(error).split())[:120]
+        raise UsageError(refusal(WHO, "--config", options.preset.model, f"takes more memory than there is ({words})",
+                                 "a smaller model")) from None
+    if options.checkpoint is not None:
+        load(model, Path(options.checkpoint))
+    return model
+
+
+def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> PagedCache | None:
+    """The cache: a share of the pages that all users need.
+
+    Raises:
+        UsageError: it cannot hold the longest history of a single user, or takes more memory than there is.
+    """
+    from attnbench.load.engine import make_cache
+
+    if not options.cached:
+        return None
+    needed = [-(-tokens // options.page_size) for tokens in users.tokens(model.config)]
+    pages = max(1, round(options.pool_share * sum(needed)))
+    if pages < max(needed):
+        raise UsageError(refusal(WHO, "--pool-share", f"{options.pool_share:g}",
+                                 f"gives {pages} pages, fewer than the {max(needed)} of one user", "a larger share"))
+    return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages)
+
+
+@contextmanager
+def a_core_for_the_generator(device: Device) -> Iterator[None]:
+    """Leave the generator a core: it watches the clock, and two threads on one core wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    cores = usable_cores() or 1
+    with own_cores():
+        if not device.on_gpu:
+            torch.set_num_threads(max(1, min(threads, usable_cores() or 1, cores - 1)))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def make_bench(options: Options, told: Told) -> Bench:
+    """Everything that is loaded, not yet warm.
+
+    Args:
+        options: what was asked for.
+        told: takes lines of progress.
+
+    Raises:
+        UsageError: something of it is not possible; one line says what.
+    """
+    from attnbench.load.engine import ModelEngine
+
+    users = make_users(options)
+    model = make_model(options)
+    engine = ModelEngine(model, attention=options.attention_name, cache=make_pool(options, model, users))
+    batching = Batching(max_batch=options.max_batch, max_wait_ms=options.max_wait_ms, drain_s=options.drain_s)
+    return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, told)

@@ -1,0 +1,166 @@
+"""The result of a load as tables of texts: latency over rate, and what became of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnbench.presentation import figures
+from attnbench.store.load_file import Highest, LoadRun, Point, Spread
+
+NOT_A_SUBMISSION = (
+    "The generator of server and offline is MLPerf's LoadGen, and 80 ms its limit for DLRMv3; weights and data are not "
+    "MLPerf's: this is no MLPerf result."
+)
+LATE_MS, RATE_OFF = 1.0, 0.01
+"What the generator itself may be off by before a note says so."
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A heading, then rows of as many texts."""
+
+    title: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def title_of(run: LoadRun) -> str:
+    """What was loaded, in one line."""
+    settings = run.settings
+    cache = "no cache" if not settings.get("cache") else (
+        f"pool for {100 * float(settings.get('pool_share', 0)):g} % of what all users need")
+    return (f"{run.workload}, model {run.model} on {run.environment.gpu or run.device}, {settings.get('users')} users, "
+            f"{settings.get('candidates')} candidates, batches up to {settings.get('max_batch')}, {cache}")
+
+
+def tables(run: LoadRun) -> list[Table]:
+    """Latency over rate; the parts of it; requests and the cache."""
+    return [_without_empty(one) for one in (_latency(run), _parts(run), _requests(run))]
+
+
+def _latency(run: LoadRun) -> Table:
+    slos = [one.slo_ms for one in run.points[0].goodput] if run.points else []
+    heading = ["load", "asked/s", "offered/s", "answered/s", "p50 ms", "p90", "p95", "p99", "p99.9", "max",
+               *(f"in {slo:g} ms/s" for slo in slos), *(f"in {slo:g} ms %" for slo in slos)]
+    rows = []
+    for point in run.points:
+        rows.append([
+            point.scenario, figures.plain(point.asked_rate, 4), figures.plain(point.offered_rate, 4),
+            figures.plain(point.achieved_rate, 4), *_percentiles(point.latency),
+            *(figures.plain(one.rate, 4) for one in point.goodput),
+            *(f"{100 * one.share:.1f}" for one in point.goodput)])
+    return Table("latency from the scheduled time", heading, rows)
+
+
+def _percentiles(spread: Spread | None) -> list[str]:
+    if spread is None:
+        return [""] * 6
+    return [figures.plain(one) for one in (spread.p50, spread.p90, spread.p95, spread.p99, spread.p999, spread.max)]
+
+
+def _parts(run: LoadRun) -> Table:
+    heading = ["load", "asked/s", "queue p50 ms", "queue p99", "service p50", "service p99", "host p50", "host p99",
+               "GPU p50", "GPU p99", "mean batch", "late p99"]
+    rows = []
+    for point in run.points:
+        sizes = point.batch_size
+        row = [point.scenario, figures.plain(point.asked_rate, 4)]
+        for spread in (point.queue, point.service, point.host, point.device):
+            row += [figures.plain(spread.p50), figures.plain(spread.p99)] if spread else ["", ""]
+        row += [figures.plain(sum(sizes) / len(sizes)) if sizes else "", figures.plain(point.late.p99) if point.late
+                else ""]
+        rows.append(row)
+    return Table("where the time goes: queue and service of a request, host and GPU of a batch", heading, rows)
+
+
+def _requests(run: LoadRun) -> Table:
+    heading = ["load", "asked/s", "issued", "answered", "refused", "backlog", "split batches", "tokens", "hit %",
+               "host hit %", "missed %", "evicted users"]
+    rows = []
+    for point in run.points:
+        counts = point.cache
+        rows.append([
+            point.scenario, figures.plain(point.asked_rate, 4), str(point.issued), str(point.answered),
+            str(sum(point.refused.values())), str(point.backlog), str(point.splits), str(counts.get("tokens", "")),
+            *(_share(counts, name) for name in ("hit", "host_hit", "missed")), str(counts.get("evicted_users", ""))])
+    return Table("requests, and tokens of history in the cache", heading, rows)
+
+
+def _share(counts: Mapping[str, int], name: str) -> str:
+    total = counts.get("tokens", 0)
+    return f"{100 * counts.get(name, 0) / total:.1f}" if total else ""
+
+
+def _without_empty(table: Table) -> Table:
+    kept = [place for place in range(len(table.heading)) if any(row[place] for row in table.rows)]
+    return Table(table.title, [table.heading[place] for place in kept],
+                 [[row[place] for place in kept] for row in table.rows])
+
+
+def notes(run: LoadRun) -> list[str]:
+    """What a reader has to know beside the tables."""
+    found = list(run.notes)
+    for point in run.points:
+        label = point.scenario + (f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else "")
+        found += [f"{label}: {count} refused: {reason}" for reason, count in point.refused.items()]
+        found += [f"{label}: {one}" for one in (*_of_generator(point), *_of_capacity(point), *point.notes)]
+    if any(point.loadgen for point in run.points):
+        found.append(NOT_A_SUBMISSION)
+    return found
+
+
+def _of_generator(point: Point) -> list[str]:
+    found = []
+    if point.late is not None and (point.late.p99 or point.late.max or 0.0) > LATE_MS:
+        found.append(f"the generator was late, {_worst(point.late)} ms: the machine had no core free for it")
+    if point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
+        found.append(f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
+                     "from the rate asked for")
+    return found
+
+
+def _worst(spread: Spread) -> str:
+    """The 99th percentile, of a series too short for it the maximum."""
+    return f"p99 {figures.plain(spread.p99)}" if spread.p99 is not None else f"at most {figures.plain(spread.max)}"
+
+
+def _of_capacity(point: Point) -> list[str]:
+    if point.interrupted:
+        return ["interrupted"]
+    if point.asked_rate and point.achieved_rate and point.backlog > max(10, 0.05 * point.issued):
+        return [f"above capacity: {point.backlog} requests had no answer when the last one arrived"]
+    return []
+
+
+def ended(point: Point) -> str:
+    """How a load went, in one line."""
+    rate = f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else ""
+    parts = [f"{point.answered} of {point.issued} answered"]
+    parts += [f"{figures.plain(point.achieved_rate, 4)}/s"] if point.achieved_rate else []
+    parts += [f"{_worst(point.latency)} ms"] if point.latency else []
+    parts += [f"{100 * one.share:.1f} % within {one.slo_ms:g} ms" for one in point.goodput if rate]
+    return f"{point.scenario}{rate}: {', '.join(parts)}"
+
+
+def sentence(found: Highest) -> str:
+    """A highest rate in words."""
+    if found.rate is None:
+        return f"no rate tried has 99 % of requests within {found.slo_ms:g} ms{found.note and f' ({found.note})'}"
+    return (f"{found.rate:.4g} requests/s is the highest rate tried with 99 % of requests within {found.slo_ms:g} ms"
+            f"{found.note and f' ({found.note})'}")
+
+
+def markdown(run: LoadRun) -> str:
+    """The tables as Markdown."""
+    lines = [f"# {title_of(run)}", "", f"`{run.command}`", ""]
+    for table in tables(run):
+        lines += [f"## {table.title[0].upper()}{table.title[1:]}", "", _line(table.heading),
+                  _line("---" if place == 0 else "---:" for place in range(len(table.heading)))]
+        lines += [*map(_line, table.rows), ""]
+    lines += [f"- {text}" for text in (*map(sentence, run.highest), *notes(run))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |"
