@@ -1,27 +1,30 @@
 """What the adapters for a serving step share: a session with a cache that is brought back before each sample.
 
-A configuration is one word or none: ``no-cache`` answers the same requests without a cache, all of it computed.
+A configuration is none or words joined by +: ``no-cache`` answers the same requests without a cache, all of it
+computed; ``graph`` carries out the whole step as one CUDA graph, where the attention takes all lengths from the device.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Backend, Config, Launch, Machine
 from attnbench.errors import AttnbenchError, Unsupported, WorkerError, refusal
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from attnbench.models.hstu_ranking.attention import AttentionMaker
     from attnbench.models.hstu_ranking.model import Prepared
+    from attnbench.models.paged_cache import CacheStep
     from attnbench.workloads.hstu_serving.case import ServingCase
     from attnbench.workloads.hstu_serving.inputs import ServingInputs
 
-NO_CACHE = "no-cache"
+NO_CACHE, GRAPH = "no-cache", "graph"
 MIB = 2**20
 SETS = 2
 "Sets of requests that a cache has room for: the two that a launch is checked with."
@@ -33,26 +36,38 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
     workload = "hstu-serving"
     variant = "logits"
     install = "part of torch"
+    graphs: ClassVar[bool] = False
+    "whether the attention takes all lengths from the device, so that one CUDA graph serves other requests"
 
     @property
     def cached(self) -> bool:
         """Whether this row has a cache."""
         return self.config is None or bool(self.config.values.get("cache", True))
 
+    @property
+    def graph(self) -> bool:
+        """Whether this row's steps are CUDA graphs."""
+        return self.config is not None and bool(self.config.values.get("graph", False))
+
     def check(self, case: ServingCase, machine: Machine) -> None:
-        """Refuse a cache where the model has none.
+        """Refuse a cache where the model has none, and graphs where there are none.
 
         Raises:
             Unsupported: naming the model and the reason.
         """
         from attnbench.models.hstu_ranking.config import RECENCY_REASON
 
+        if self.graph and machine.device != "cuda":
+            raise Unsupported(refusal(self.name, "device", machine.device, "has no CUDA graphs", "cuda"))
         if self.cached and case.config.recency:
             raise Unsupported(refusal(self.name, "model", case.model, RECENCY_REASON, f"{self.name}[{NO_CACHE}]"))
 
     def configs(self, case: ServingCase) -> Iterable[Config]:
-        """Without a cache."""
-        return [Config(NO_CACHE, {"cache": False})]
+        """With a cache or without, launch by launch or as a CUDA graph."""
+        found = [Config(NO_CACHE, {"cache": False})]
+        if self.graphs:
+            found += [Config(GRAPH, {"graph": True}), Config(f"{NO_CACHE}+{GRAPH}", {"cache": False, "graph": True})]
+        return found
 
     @abstractmethod
     def attention(self, case: ServingCase) -> AbstractContextManager[str | AttentionMaker]:
@@ -62,15 +77,28 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
     def session(self, case: ServingCase, inputs: ServingInputs) -> Iterator[Launch]:
         """A cache of its own, filled by the step that came before."""
         with self.attention(case) as attention:
-            yield ServingSession(case, inputs, attention, cached=self.cached).launch()
+            yield ServingSession(case, inputs, attention, cached=self.cached, graph=self.graph).launch()
 
 
 class ServingSession:
     """A model that serves one batch again and again, its cache as the case says before each step."""
 
     def __init__(
-        self, case: ServingCase, inputs: ServingInputs, attention: str | AttentionMaker, *, cached: bool
+        self, case: ServingCase, inputs: ServingInputs, attention: str | AttentionMaker, *, cached: bool,
+        graph: bool = False, capture: bool | None = None,
     ) -> None:
+        """A session.
+
+        Args:
+            case: the problem.
+            inputs: model and requests.
+            attention: of the steps.
+            cached: whether there is a cache.
+            graph: whether a step runs from the fixed buffers of a graph.
+            capture: whether it is captured; None: on a card.
+        """
+        from attnbench.models.hstu_ranking.graphs import StepGraphs
+
         self.case, self.model, self.attention = case, inputs.model, attention
         self.found = case.found if cached else 0
         self.cache: Any = None
@@ -78,6 +106,7 @@ class ServingSession:
             pages = SETS * case.batch * max(1, -(-case.history // case.page_size))
             self.cache = self.model.make_cache(pages=pages, page_size=case.page_size,
                                                host_pages=pages if case.cache == "host-hit" else 0)
+        self.graphs = StepGraphs(self.model, cache=self.cache, attention=attention, capture=capture) if graph else None
         self.out: Tensor | None = None
         self.parts: _Parts | None = None
         self.load(inputs)
@@ -120,14 +149,19 @@ class ServingSession:
         model, cache, requests = self.model, self.cache, self.requests
         histories = model.histories(requests, cache)
         if cache is None:
-            self.out = model.run(model.prepare(requests, histories, model.uncached(requests, histories),
-                                               self.attention))
+            self.out = self.run(histories, model.uncached(requests, histories))
             return
         with cache.step(self.users, histories, [len(one.candidates) for one in requests]) as step:
             if step.cached != [self.found] * self.case.batch:
                 raise AttnbenchError(refusal(self.case.id, "cached", step.cached, "is not what the step was to find",
                                              f"{self.found} of each user"))
-            self.out = model.run(model.prepare(requests, histories, step, self.attention, cache))
+            self.out = self.run(histories, step)
+
+    def run(self, histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
+        """The device's part of a step, started."""
+        if self.graphs is not None:
+            return self.graphs.run(self.requests, histories, step)
+        return self.model.run(self.model.prepare(self.requests, histories, step, self.attention, self.cache))
 
     def outputs(self) -> Mapping[str, Tensor]:
         """Logits of the last step.
@@ -237,7 +271,7 @@ class _Parts:
         return self._call(self.layer.output, self.x, self.u, self.a)
 
     def head(self) -> Tensor:
-        return self._call(self.model.towers, self.x[self.prepared.rows.candidates])
+        return self._call(self.model.towers, self.x.index_select(0, self.prepared.rows.candidates))
 
     def _call(self, part: Callable[..., Any], *given: Any) -> Any:
         import torch

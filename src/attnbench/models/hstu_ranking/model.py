@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, S
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
 from attnbench.models.hstu_ranking.request import Request, check, history_ids
-from attnbench.models.hstu_ranking.rows import Rows, make_rows
+from attnbench.models.hstu_ranking.rows import Rows
+from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
-from attnbench.models.paged_cache.tables import make_table
 
 USUAL_PAGE = 64
 
@@ -135,22 +135,30 @@ class HstuRanking(nn.Module):
         """A step in which nothing is cached."""
         lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
         nothing: list[list[int]] = [[] for _ in requests]
-        table = make_table([0] * len(lengths), lengths, targets, nothing, self.device)
-        return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, table, nothing)
+        return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
 
     def prepare(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep,
                 attention: str | AttentionMaker, cache: PagedCache | None = None) -> Prepared:
-        """Leave out what is cached, send the rows to the device, and choose the attention.
+        """Leave out what is cached, send the rest to the device, and choose the attention.
 
         Raises:
             UsageError: there is no such attention.
         """
-        config = self.config
+        staging = Staging(self.config, Sizes.of(step), self.device)
+        staging.fill(requests, histories, step)
+        return self.prepared(staging, step, attention, cache)
+
+    def prepared(self, staging: Staging, step: CacheStep, attention: str | AttentionMaker,
+                 cache: PagedCache | None = None) -> Prepared:
+        """A step whose rows and table are in a buffer, or will be before it is run.
+
+        Raises:
+            UsageError: there is no such attention.
+        """
         sequences = Sequences(
-            step.table, step.cached, step.new, [len(one.candidates) for one in requests], step.pages,
-            cache.page_size if cache else USUAL_PAGE, config.dim ** -0.5, config.scaling_seqlen)
-        rows = make_rows(config, requests, histories, step.cached, self.device)
-        return Prepared(rows, attention_of(attention, sequences), step, cache)
+            staging.table, step.cached, step.new, step.targets, step.pages, cache.page_size if cache else USUAL_PAGE,
+            self.config.dim ** -0.5, self.config.scaling_seqlen)
+        return Prepared(staging.rows, attention_of(attention, sequences), step, cache, step.wait_layer)
 
     @torch.no_grad()
     def run(self, prepared: Prepared) -> Tensor:
@@ -160,7 +168,7 @@ class HstuRanking(nn.Module):
             u, q, k, v = layer.project(x)
             prepared.append(number, k, v)
             x = layer.output(x, u, prepared.attend(number, q, k, v))
-        return self.towers(x[prepared.rows.candidates])
+        return self.towers(x.index_select(0, prepared.rows.candidates))
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)
@@ -178,11 +186,17 @@ class Prepared:
     attention: Attention
     step: CacheStep
     cache: PagedCache | None
+    waits: Callable[[int], None]
+    "lets the device wait until a layer's pages are there"
+
+    def every_wait(self) -> Prepared:
+        """The same for any step, whether anything comes from host memory or not."""
+        return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, where there is a cache."""
         if self.cache is not None:
-            self.step.wait_layer(layer)
+            self.waits(layer)
             self.attention.append(self.cache.pool[layer], k, v)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

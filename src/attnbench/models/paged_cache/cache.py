@@ -3,7 +3,7 @@
 A step of a batch goes like this:
 
     with cache.step(users, histories, targets) as step:      # look up, evict, allocate; pins the users
-        for layer in …: step.wait_layer(layer); append new history; attend over step.table
+        for layer in …: step.wait_layer(layer); append new history; attend over a table of step
                                                               # left without an error: the new history is cached
                                                               # left with one: as if the step had never been
 
@@ -28,7 +28,6 @@ from torch import Tensor
 from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES
 from attnbench.models.paged_cache.step import CacheStep, Counts, Leaving, Moving
-from attnbench.models.paged_cache.tables import make_table
 from attnbench.models.paged_cache.tier import Entry, Tier
 from attnbench.models.paged_cache.transfers import Ticket, Transfers
 
@@ -130,6 +129,11 @@ class PagedCache:
             moving.ticket.wait()
         self._poll()
 
+    def wait_layer(self, layer: int) -> None:
+        """Let the device wait for one layer of whatever comes from host memory; may be captured in a CUDA graph."""
+        if self._transfers is not None:
+            self._transfers.wait_layer(layer)
+
     def truncate(self, user: int, tokens: int) -> None:
         """Forget all but a user's first tokens, on the device and in host memory; waits for its transfers.
 
@@ -228,8 +232,7 @@ class PagedCache:
         lengths = [len(history) for history in histories]
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
         pages = [list(entry.pages) for entry in entries]
-        step = CacheStep(list(users), cached, new, make_table(cached, new, targets, pages, self.pool.device), pages,
-                         tickets)
+        step = CacheStep(list(users), cached, new, list(targets), pages, tickets)
         for entry in entries:
             entry.pins += 1
         counts = self.counts

@@ -18,27 +18,28 @@ from torch import Tensor
 class Ticket:
     """A transfer that was started."""
 
-    def __init__(self, events: Sequence[torch.cuda.Event] = ()) -> None:
+    def __init__(self, over: torch.cuda.Event | None = None, layers: Sequence[torch.cuda.Event] = ()) -> None:
         """Started on a stream.
 
         Args:
-            events: one a layer; none: it is over.
+            over: behind all of it; None: it is over.
+            layers: behind each layer of what goes to the device.
         """
-        self._events = events
+        self._over, self._layers = over, layers
 
     def done(self) -> bool:
         """Whether all layers have arrived; does not wait."""
-        return all(event.query() for event in reversed(self._events))
+        return self._over is None or self._over.query()
 
     def wait(self) -> None:
         """Wait on the host until all layers have arrived."""
-        for event in self._events:
-            event.synchronize()
+        if self._over is not None:
+            self._over.synchronize()
 
     def wait_layer(self, layer: int) -> None:
         """Let the current stream wait for one layer; the host does not wait."""
-        if self._events:
-            torch.cuda.current_stream().wait_event(self._events[layer])
+        if self._layers:
+            torch.cuda.current_stream().wait_event(self._layers[layer])
 
 
 class Transfers:
@@ -55,6 +56,11 @@ class Transfers:
         self._on_card = pool.device.type == "cuda"
         self._in = torch.cuda.Stream(pool.device) if self._on_card else None
         self._out = torch.cuda.Stream(pool.device) if self._on_card else None
+        # The same events for all that comes in: copies of one stream are over in turn, so who waits for a later one
+        # waits for all before it.  External: a graph that waits for one waits for its last record in every replay.
+        self._arrived = [torch.cuda.Event(external=True) for _ in pool] if self._on_card else []
+        for event in self._arrived:
+            event.record()
 
     def reload(self, host_pages: list[int], pages: list[int]) -> Ticket:
         """Start to copy host pages to as many device pages.
@@ -62,16 +68,16 @@ class Transfers:
         Raises:
             RuntimeError: memory for the copy is not there; pages may have been written in part.
         """
-        events = []
         with self._behind_current(self._in):
             to = self._index(pages)
-            for device, host in zip(self.pool, self.host, strict=True):
+            for layer, (device, host) in enumerate(zip(self.pool, self.host, strict=True)):
                 arrived = torch.empty((len(pages), *device.shape[1:]), dtype=device.dtype, device=device.device)
                 for at, first, count in runs(host_pages):
                     arrived[at:at + count].copy_(host[first:first + count], non_blocking=True)
                 device.index_copy_(0, to, arrived)
-                events += self._mark()
-        return Ticket(events)
+                if self._on_card:
+                    self._arrived[layer].record()
+            return Ticket(self._mark(), self._arrived)
 
     def offload(self, pages: list[int], host_pages: list[int]) -> Ticket:
         """Start to copy device pages to as many host pages.
@@ -79,15 +85,18 @@ class Transfers:
         Raises:
             RuntimeError: memory for the copy is not there; host pages may have been written in part.
         """
-        events = []
         with self._behind_current(self._out):
             source = self._index(pages)
             for device, host in zip(self.pool, self.host, strict=True):
                 leaving = device.index_select(0, source)
                 for at, first, count in runs(host_pages):
                     host[first:first + count].copy_(leaving[at:at + count], non_blocking=True)
-                events += self._mark()
-        return Ticket(events)
+            return Ticket(self._mark())
+
+    def wait_layer(self, layer: int) -> None:
+        """Let the current stream wait for one layer of all that was started to come in; may be captured in a graph."""
+        if self._arrived:
+            torch.cuda.current_stream().wait_event(self._arrived[layer])
 
     def drain(self) -> None:
         """Wait on the host until nothing is under way."""
@@ -105,12 +114,12 @@ class Transfers:
         found = torch.tensor(pages, dtype=torch.int64, pin_memory=self._on_card)
         return found.to(self.pool.device, non_blocking=True)
 
-    def _mark(self) -> list[torch.cuda.Event]:
+    def _mark(self) -> torch.cuda.Event | None:
         if not self._on_card:
-            return []
+            return None
         event = torch.cuda.Event()
         event.record()
-        return [event]
+        return event
 
 
 def runs(pages: Sequence[int]) -> list[tuple[int, int, int]]:
