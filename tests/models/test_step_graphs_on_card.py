@@ -81,3 +81,16 @@ def test_the_host_waits_for_nothing_inside_a_step(graph, host_pages):
     waits = [one.name for one in found.events() if "Synchronize" in one.name
              and spanned.time_range.start <= one.time_range.start <= spanned.time_range.end]
     assert waits == []
+
+
+@pytest.mark.parametrize("variant", ["hstu", "stu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_operations_in_one_launch_are_those_of_torch(dtype, variant):
+    from attnbench.models.hstu_ranking.operations import FUSED, PLAIN
+
+    model = HstuRanking(replace(WIDE, variant=variant), seed=4, dtype=dtype, device="cuda")
+    assert model.operations is FUSED
+    requests = [request(1, 50, 20), request(2, 3, 1)]
+    held(model, model(requests), requests)
+    model.operations = PLAIN
+    held(model, model(requests), requests)

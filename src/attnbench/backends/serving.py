@@ -256,10 +256,10 @@ class _Parts:
         return self.model.prepare(self.requests, histories, self.step, self.session.attention, self.cache)
 
     def embedding(self) -> Tensor:
-        return self._call(self.model.tokens, self.prepared.rows)
+        return self._call(self.model.tokens, self.prepared.rows, self.model.operations)
 
     def projection(self) -> Any:
-        return self._call(self.layer.project, self.x)
+        return self._call(self.layer.project, self.x, self.model.operations)
 
     def append(self) -> None:
         self._call(self.prepared.append, 0, self.k, self.v)
@@ -268,10 +268,10 @@ class _Parts:
         return self._call(self.prepared.attend, 0, self.q, self.k, self.v)
 
     def output(self) -> Tensor:
-        return self._call(self.layer.output, self.x, self.u, self.a)
+        return self._call(self.layer.output, self.x, self.u, self.a, self.model.operations)
 
     def head(self) -> Tensor:
-        return self._call(self.model.towers, self.x.index_select(0, self.prepared.rows.candidates))
+        return self._call(self.model.towers, self.x, self.prepared.rows.candidates, self.model.operations)
 
     def _call(self, part: Callable[..., Any], *given: Any) -> Any:
         import torch

@@ -14,6 +14,7 @@ from attnbench.errors import UsageError, refusal
 from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Sequences, attention_of
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
+from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operations_of
 from attnbench.models.hstu_ranking.request import Request, check, history_ids
 from attnbench.models.hstu_ranking.rows import Rows
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
@@ -45,16 +46,15 @@ class HstuRanking(nn.Module):
         self.requires_grad_(False)
         self._fill(seed)
         self._weights = list(self.parameters())
+        self.operations: Operations = operations_of(self.device, dtype)
 
     def _fill(self, seed: int) -> None:
         drawn = torch.Generator(self.device).manual_seed(seed)
         for name, weight in self.named_parameters():
             if "norm" in name:
                 weight.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=drawn)
-            elif weight.dim() == 2 and "." not in name.removeprefix("tokens."):
-                weight.normal_(0.0, 1.0 / weight.shape[1] ** 0.5, generator=drawn)  # a table: rows of length one
-            else:
-                weight.normal_(0.0, 0.02 if weight.dim() == 1 else weight.shape[1] ** -0.5, generator=drawn)
+            else:  # rows of a table have length one
+                weight.normal_(0.0, 0.02 if "bias" in name else weight.shape[-1] ** -0.5, generator=drawn)
 
     @property
     def device(self) -> torch.device:
@@ -67,12 +67,16 @@ class HstuRanking(nn.Module):
         return self.tokens.positions.dtype
 
     def in_precision(self, dtype: torch.dtype) -> HstuRanking:
-        """A copy that computes in another precision; it shares the table of tokens, whose rows it converts as used."""
+        """A copy that computes in another precision, all of it in torch.
+
+        It shares the table of tokens, whose rows it converts as used.
+        """
         shared = self.tokens.table
         found = copy.deepcopy(self, {id(shared): shared})
         for weight in found._weights:
             if weight is not shared:
                 weight.data = weight.data.to(dtype)
+        found.operations = PLAIN
         return found
 
     def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool = True,
@@ -163,12 +167,13 @@ class HstuRanking(nn.Module):
     @torch.no_grad()
     def run(self, prepared: Prepared) -> Tensor:
         """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device."""
-        x = self.tokens(prepared.rows)
+        does = self.operations
+        x = self.tokens(prepared.rows, does)
         for number, layer in enumerate(self.layers):
-            u, q, k, v = layer.project(x)
+            u, q, k, v = layer.project(x, does)
             prepared.append(number, k, v)
-            x = layer.output(x, u, prepared.attend(number, q, k, v))
-        return self.towers(x.index_select(0, prepared.rows.candidates))
+            x = layer.output(x, u, prepared.attend(number, q, k, v), does)
+        return self.towers(x, prepared.rows.candidates, does)
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)

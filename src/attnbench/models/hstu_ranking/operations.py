@@ -1,0 +1,104 @@
+"""What of a model is neither a product nor attention: in torch, or in one launch each by our kernels.
+
+A model on a card takes the kernels, anywhere else torch.  The right answer, in fp64, is always computed by torch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Operations(Protocol):
+    """All take and give tensors of the model's precision, [rows, columns]."""
+
+    name: str
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """Rows of tokens with their positions: x √d + P."""
+
+    def silu(self, x: Tensor) -> Tensor:
+        """SiLU; x may be overwritten."""
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
+        """LN(a) u, or Meta's [s, a, LN(a) s] with s = SiLU(u)."""
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """x + y Wᵀ."""
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows, each divided by its length."""
+
+
+class Plain:
+    """Each step of a formula by itself."""
+
+    name = "torch"
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """As of `Operations`."""
+        x = functional.embedding(ids, table).to(places.dtype)
+        return x * x.shape[1] ** 0.5 + functional.embedding(positions, places)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return functional.silu(x)
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
+        """As of `Operations`."""
+        normed: Tensor = norm(a)
+        if whole:
+            return normed * u
+        s = functional.silu(u)
+        return torch.cat([s, a, normed * s], dim=1)
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return x + functional.linear(y, weight)
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return functional.normalize(x.index_select(0, rows), dim=1, eps=1e-6)
+
+
+class Fused:
+    """A launch each, computed in fp32 and rounded once."""
+
+    name = "triton"
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import embed
+
+        return embed(ids, positions, table, places, scale=table.shape[1] ** 0.5)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return functional.silu(x, inplace=True)
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import gate
+
+        return gate(a, u, norm.weight, norm.bias, eps=norm.eps, whole=whole)
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return torch.addmm(x, y, weight.t())
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import pick
+
+        return pick(x, rows, eps=1e-6)
+
+
+PLAIN, FUSED = Plain(), Fused()
+
+
+def operations_of(device: torch.device, dtype: torch.dtype) -> Operations:
+    """Those that a model uses if not told: the kernels on a card, in a precision they take."""
+    return FUSED if device.type == "cuda" and dtype.itemsize <= 4 else PLAIN
