@@ -1,4 +1,4 @@
-"""The kernels of an HSTU layer, compiled for the cards they are for: nothing spills, no shared memory to speak of."""
+"""The kernels of an HSTU layer and of pages, compiled for the cards they are for: nothing spills."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def jobs_of(capability):
             for dim, warps in ((512, 2), (1024, 4)):
                 constants = {"DIM": dim, "BLOCK": dim} | ({} if whole is None else {"WHOLE": whole})
                 found.append(Job(f"{name} {dim} {whole}", f"{MODULE}:{name}", arguments, constants, capability, warps))
+    found.append(Job("copy", "attnbench.kernels.hstu.pages.portable:hstu_copy_pages", {
+        "source_ptr": "*i64:16", "target_ptr": "*i64:16", "from_ptr": "*i64:16", "to_ptr": "*i64:16", "pages": "i32",
+        "words": "i32:16"}, {"BLOCK": 2048}, capability, 8))
     return found
 
 
@@ -34,7 +37,7 @@ def test_a_row_stays_in_registers(version, capability):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     found = compile_with({version: tritons()[version]}, jobs_of(capability))[version]
-    assert len(found) == 8
+    assert len(found) == 9
     for label, one in found.items():
         assert one.spills == 0, label
         assert one.registers <= 64, (label, one.registers)

@@ -94,3 +94,25 @@ def test_operations_in_one_launch_are_those_of_torch(dtype, variant):
     held(model, model(requests), requests)
     model.operations = PLAIN
     held(model, model(requests), requests)
+
+
+@pytest.mark.parametrize("page_size", [32, 128])
+def test_pages_come_back_from_host_memory_as_they_were(page_size):
+    from attnbench.models.paged_cache.transfers import Transfers
+
+    pool = torch.randn(3, 40, 2, page_size, 2, 64, device="cuda").bfloat16()
+    host = torch.empty(3, 50, 2, page_size, 2, 64, dtype=torch.bfloat16, pin_memory=True)
+    transfers = Transfers(pool, host)
+    there = torch.randperm(50)[:30].tolist()
+    before = pool[:, 5:35].clone()
+    transfers.offload(list(range(5, 35)), there).wait()
+    assert torch.equal(host[:, there], before.cpu())
+    pool.fill_(torch.nan)
+    back = torch.randperm(40)[:30].tolist()
+    ticket = transfers.reload(there, back)
+    for layer in range(3):
+        ticket.wait_layer(layer)
+        assert torch.equal(pool[layer, back], before[layer])
+    assert pool[:, [page for page in range(40) if page not in back]].isnan().all()
+    transfers.drain()
+    assert ticket.done()

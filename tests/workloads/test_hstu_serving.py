@@ -32,6 +32,9 @@ BAD = {
     "cached + new_tokens=0 leaves out the context of model=tiny; at least 2": {"cached": 0, "new_tokens": 0},
     "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial": {"cache": "ssd-hit"},
     "pool_share=0.5 does not go with cache=gpu-hit": {"pool_share": 0.5},
+    "on_host_hit=recompute does not go with cache=gpu-hit, which has nothing in host memory; cache=host-hit": {
+        "on_host_hit": "recompute"},
+    "on_host_hit=both is not known; one of auto, recompute, reload": {"on_host_hit": "both", "cache": "host-hit"},
     "pool_share=1.5 cannot be used": {"pool_share": 1.5, "cache": "partial"},
     "pool_share=nan cannot be used": {"pool_share": float("nan"), "cache": "partial"},
     "page_size=48 is not supported; one of 32, 64, 128": {"page_size": 48},
@@ -52,7 +55,8 @@ def test_what_cannot_be_is_refused_in_one_line(said):
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "partial", "pool_share": 0.3},
+@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "host-hit", "on_host_hit": "auto"},
+                                    {"cache": "partial", "pool_share": 0.3},
                                     {"cached": 0}, {"page_size": 128, "dtype": "bf16"}], ids=str)
 def test_a_case_is_read_back_from_its_data_and_from_its_flags(model, values):
     context = len(CONFIGS[model].context)
@@ -72,6 +76,7 @@ def test_what_a_step_finds_is_whole_items():
     assert case(cache="host-hit").found == 62
     for share, found in ((0.5, 30), (0.99, 60), (0.02, 0), (0.04, 2), (1, 62)):
         assert case(cache="partial", pool_share=share).found == found
+    assert case(cache="host-hit", on_host_hit="recompute").id == "tiny-b2-t5-c62-n8-host-hit-recompute-p64-fp32"
     assert case(cached=0).found == 0
 
 

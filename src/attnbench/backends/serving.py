@@ -98,14 +98,21 @@ class ServingSession:
             capture: whether it is captured; None: on a card.
         """
         from attnbench.models.hstu_ranking.graphs import StepGraphs
+        from attnbench.models.hstu_ranking.host_hits import HostHits
 
         self.case, self.model, self.attention = case, inputs.model, attention
-        self.found = case.found if cached else 0
         self.cache: Any = None
+        self.found, self.choice = 0, None
         if cached:
             pages = SETS * case.batch * max(1, -(-case.history // case.page_size))
+            on_host = case.cache == "host-hit"
+            reload: Any = case.on_host_hit == "reload"
+            if on_host and case.on_host_hit == "auto":
+                reload = self.choice = HostHits.measured(self.model, attention, page_size=case.page_size)
             self.cache = self.model.make_cache(pages=pages, page_size=case.page_size,
-                                               host_pages=pages if case.cache == "host-hit" else 0)
+                                               host_pages=pages if on_host else 0, reload=reload)
+            taken = reload if self.choice is None else self.choice([case.found] * case.batch)
+            self.found = case.found if taken or not on_host else 0
         self.graphs = StepGraphs(self.model, cache=self.cache, attention=attention, capture=capture) if graph else None
         self.out: Tensor | None = None
         self.parts: _Parts | None = None
@@ -117,7 +124,7 @@ class ServingSession:
         self.users = [one.user for one in self.requests]
         if self.cache is None:
             return
-        before = [one for one in inputs.before() if max(self.cache.held(one.user)) < self.found]
+        before = [one for one in inputs.before() if max(self.cache.held(one.user)) < self.case.found]
         if before:
             self.model(before, cache=self.cache, attention=self.attention)
         self.reset()
@@ -126,7 +133,7 @@ class ServingSession:
     def reset(self) -> None:
         """Bring the cache to where the case has it: only bookkeeping, and where it must be a wait for transfers."""
         for user in self.users:
-            self.cache.truncate(user, self.found)
+            self.cache.truncate(user, self.case.found)
             if self.case.cache == "host-hit":
                 self.cache.evict(user)
 
@@ -136,7 +143,8 @@ class ServingSession:
         Raises:
             AttnbenchError: another number of tokens is cached, or elsewhere.
         """
-        wanted = (0, self.found) if self.case.cache == "host-hit" else (self.found, 0)
+        found = self.case.found
+        wanted = (0, found) if self.case.cache == "host-hit" else (found, 0)
         for user in self.users:
             if (held := self.cache.held(user)) != wanted:
                 raise AttnbenchError(refusal(
@@ -181,7 +189,13 @@ class ServingSession:
             forward=self.forward, outputs=self.outputs, reload=self.load,
             reset=None if self.cache is None else self.reset, phases=self.phases(), capturable=False,
             executed_flops=work(self.case, self.found).flops if self.found != self.case.found else None,
-            counters=self.counters(), notes=(self.size(),))
+            counters=self.counters(), notes=self.notes())
+
+    def notes(self) -> tuple[str, ...]:
+        """The model in words, and what was chosen."""
+        if self.choice is None:
+            return (self.size(),)
+        return self.size(), f"on host hit: {self.choice.words()}; {'reload' if self.found else 'recompute'} was chosen"
 
     def size(self) -> str:
         """The model in words."""

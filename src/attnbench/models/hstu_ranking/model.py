@@ -18,7 +18,7 @@ from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operatio
 from attnbench.models.hstu_ranking.request import Request, check, history_ids
 from attnbench.models.hstu_ranking.rows import Rows
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
-from attnbench.models.paged_cache import CacheStep, PagedCache
+from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 
 USUAL_PAGE = 64
 
@@ -79,7 +79,7 @@ class HstuRanking(nn.Module):
         found.operations = PLAIN
         return found
 
-    def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool = True,
+    def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool | Choice = True,
                    offload_chunk: int = 1, poison: bool = False) -> PagedCache:
         """A cache that fits this model; arguments as of `PagedCache`.
 

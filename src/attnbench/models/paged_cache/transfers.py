@@ -1,8 +1,9 @@
 """Pages between device and host memory.
 
-On a card both ways have a stream of their own, and a step waits on the device, layer by layer.  A copy between host and
-device is made of runs of neighbouring host pages by way of a contiguous buffer on the device: single pages are several
-times slower over PCIe.  On a CPU the same calls copy at once.
+On a card both ways have a stream of their own, and a step waits on the device, layer by layer.  Pages come in by one
+kernel a layer that reads pinned host memory, in whatever order they lie.  They leave by way of a contiguous buffer on
+the device, in runs of neighbouring host pages, which the copy engine takes without a kernel.  A copy a page would be
+several times slower over PCIe.  On a CPU the same calls copy at once.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from attnbench.models.paged_cache.packing import send
 
 
 class Ticket:
@@ -69,14 +73,15 @@ class Transfers:
             RuntimeError: memory for the copy is not there; pages may have been written in part.
         """
         with self._behind_current(self._in):
-            to = self._index(pages)
+            source, to = send([np.asarray(some, dtype=np.int64) for some in (host_pages, pages)], self.pool.device)
             for layer, (device, host) in enumerate(zip(self.pool, self.host, strict=True)):
-                arrived = torch.empty((len(pages), *device.shape[1:]), dtype=device.dtype, device=device.device)
-                for at, first, count in runs(host_pages):
-                    arrived[at:at + count].copy_(host[first:first + count], non_blocking=True)
-                device.index_copy_(0, to, arrived)
-                if self._on_card:
-                    self._arrived[layer].record()
+                if not self._on_card:
+                    device.index_copy_(0, to, host.index_select(0, source))
+                    continue
+                from attnbench.kernels.hstu.pages.api import copy_pages
+
+                copy_pages(host, device, source, to)
+                self._arrived[layer].record()
             return Ticket(self._mark(), self._arrived)
 
     def offload(self, pages: list[int], host_pages: list[int]) -> Ticket:
@@ -86,7 +91,7 @@ class Transfers:
             RuntimeError: memory for the copy is not there; host pages may have been written in part.
         """
         with self._behind_current(self._out):
-            source = self._index(pages)
+            source, = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
             for device, host in zip(self.pool, self.host, strict=True):
                 leaving = device.index_select(0, source)
                 for at, first, count in runs(host_pages):
@@ -109,10 +114,6 @@ class Transfers:
             return nullcontext()
         stream.wait_stream(torch.cuda.current_stream(self.pool.device))
         return torch.cuda.stream(stream)
-
-    def _index(self, pages: list[int]) -> Tensor:
-        found = torch.tensor(pages, dtype=torch.int64, pin_memory=self._on_card)
-        return found.to(self.pool.device, non_blocking=True)
 
     def _mark(self) -> torch.cuda.Event | None:
         if not self._on_card:

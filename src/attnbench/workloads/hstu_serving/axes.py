@@ -12,7 +12,7 @@ from attnbench.workloads.attention.axes import parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of
 from attnbench.workloads.hstu.axes import parse_count
-from attnbench.workloads.hstu_serving.case import CACHES, PAGE_SIZES
+from attnbench.workloads.hstu_serving.case import CACHES, ON_HOST_HIT, PAGE_SIZES
 
 NO_CACHE = "no-cache"
 
@@ -48,6 +48,8 @@ AXES = (
     Axis("new_tokens", parse_count, "tokens of each history since then", 256),
     Axis("cache", parse_cache, f"where the cached tokens are: {', '.join(CACHES)}", CACHES[0]),
     Axis("pool_share", parse_share, "share of them that the pool still holds; default: 0.5 of partial, else 1", None),
+    Axis("on_host_hit", one_of(*ON_HOST_HIT), "tokens in host memory: reload, recompute, or auto, what is quicker; "
+         "default: reload", None),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
     Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
