@@ -59,7 +59,33 @@ def test_attention_is_normalised_and_gated(api, dim, dtype, whole):
         if rows:
             normed = layer_norm(a.double(), (dim,), weight.double(), bias.double(), 1e-5)
             s = silu(u.double())
-            held(found, normed * u.double() if whole else torch.cat([s, a.double(), normed * s], dim=1), dtype)
+            held(found, normed * s if whole else torch.cat([s, a.double(), normed * s], dim=1), dtype)
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("dim", [1, 63, 129, 1024])
+def test_rows_are_normalised(api, dim, dtype):
+    weight, bias = drawn(dim, dtype=dtype, seed=2), drawn(dim, dtype=dtype, seed=3)
+    for rows in ROWS:
+        x = drawn(rows, dim, dtype=dtype, seed=4) * 3 + 1
+        found = api.norm(x, weight, bias, eps=1e-5)
+        assert found.shape == x.shape
+        if rows:
+            held(found, layer_norm(x.double(), (dim,), weight.double(), bias.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("columns", [1, 63, 1024, 2100])
+def test_silu_changes_the_columns_it_is_given_and_no_other(api, columns, dtype):
+    for rows in ROWS:
+        whole = drawn(rows, columns + 5, dtype=dtype) * 4
+        before = whole.clone()
+        found = api.silu(whole[:, 2:2 + columns])
+        assert found.data_ptr() == whole[:, 2:2 + columns].data_ptr()
+        if rows:
+            held(found, silu(before[:, 2:2 + columns].double()), dtype)
+        assert torch.equal(whole[:, :2], before[:, :2])
+        assert torch.equal(whole[:, 2 + columns:], before[:, 2 + columns:])
 
 
 @pytest.mark.parametrize("dtype", EPS, ids=str)
@@ -84,6 +110,8 @@ def test_what_cannot_be_used_is_named(api):
         (lambda: api.pick(torch.ones(2, 2, 2), rows), r"hstu_pick: x.shape=\(2, 2, 2\) does not fit; rows of 1 to"),
         (lambda: api.embed(rows, rows[:2], x, x, scale=1), "hstu_embed: positions.shape=2 does not fit; 3"),
         (lambda: api.embed(rows, rows, x, x[:, :2].clone(), scale=1), "hstu_embed: places.shape=2 does not fit; 4"),
+        (lambda: api.norm(x, x[0, :2], x[0], eps=1), "hstu_norm: weight.shape=2 does not fit; 4"),
+        (lambda: api.silu(x.T), "hstu_silu: x.stride=.* has gaps"),
         (lambda: api.gate(x, x[:2], x[0], x[0], eps=1, whole=True), "hstu_gate: u.shape=2 does not fit; 3"),
         (lambda: api.gate(x, x, x[0], x[0].half(), eps=1, whole=True), "hstu_gate: bias.dtype=torch.float16 does not"),
     ):

@@ -257,6 +257,19 @@ class _Parts:
         self.u, self.q, self.k, self.v = self.projection()
         self.append()
         self.a = self.attend()
+        if session.graphs is not None and session.graphs.capture:
+            self._capture()
+
+    def _capture(self) -> None:
+        """Make graphs of the device's parts: launched one by one, the host would be late for them.
+
+        The tensors that parts hand on stay those they were captured with.
+        """
+        from attnbench.models.hstu_ranking.graphs import captured
+
+        append = [] if self.cache is None else ["append"]
+        for name in ("embedding", "projection", *append, "attend", "output", "head"):
+            setattr(self, name, captured(getattr(self, name)))
 
     def lookup(self) -> Any:
         return self.cache.lookup(self.session.users, self.histories)

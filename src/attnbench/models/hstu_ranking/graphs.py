@@ -11,7 +11,7 @@ Without capture the same buffers are run launch by launch; this is how a CPU tes
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,44 @@ class StepGraphs:
     def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
         """Make a bucket's graph, by a step that it holds; what is written to the cache is what this step writes."""
         prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).every_wait()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what a first call compiles or allocates must not be captured
-            self.model.run(prepared)
-        torch.cuda.current_stream().wait_stream(aside)
-        bucket.graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with what cannot be captured.
-        with torch.cuda.graph(bucket.graph, pool=self._memory, capture_error_mode="thread_local"):
+
+        def run() -> None:
             bucket.out = self.model.run(prepared)
+
+        bucket.graph = capture(run, self._memory)
         self.captured += 1
+
+
+def capture(call: Callable[[], object], memory: Any = None) -> Any:
+    """A CUDA graph of what a call launches, which is called once before.
+
+    Args:
+        call: launches on the current stream and waits for nothing.
+        memory: the pool that its tensors lie in; None: one of its own.
+    """
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # what a first call compiles or allocates must not be captured
+        call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on with what cannot be captured.
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        call()
+    return graph
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call as a CUDA graph; what it returns is overwritten by each call."""
+    kept: list[Any] = []
+
+    def once() -> None:
+        kept[:] = [call()]
+
+    graph = capture(once)
+
+    def replay() -> Any:
+        graph.replay()
+        return kept[0]
+
+    return replay

@@ -83,16 +83,20 @@ class Layer(nn.Module):
         self.out = nn.Linear(wide if self.whole else 3 * wide, config.hidden, bias=False)
 
     def project(self, x: Tensor, operations: Operations = PLAIN) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[rows, hidden] to u [rows, heads · dim] and q, k, v [rows, heads, dim]."""
-        uvqk = self.uvqk(self.norm(x))
+        """[rows, hidden] to u [rows, heads · dim], before its SiLU, and q, k, v [rows, heads, dim]."""
+        wide = self.heads * self.dim
+        u, vqk = self.uvqk(operations.norm(x, self.norm)).split((wide, 3 * wide), dim=1)
         if self.whole:
-            uvqk = operations.silu(uvqk)
-        u, v, q, k = uvqk.split(self.heads * self.dim, dim=1)
+            vqk = operations.silu(vqk)
+        v, q, k = vqk.split(wide, dim=1)
         q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
         return u, q, k, v
 
     def output(self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN) -> Tensor:
-        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim]."""
+        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
+
+        The input may be overwritten.
+        """
         gated = operations.gate(attended.flatten(1), u, self.norm_out, self.whole)
         return operations.add(x, gated, self.out.weight)
 

@@ -20,14 +20,17 @@ class Operations(Protocol):
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """Rows of tokens with their positions: x √d + P."""
 
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """LN(x)."""
+
     def silu(self, x: Tensor) -> Tensor:
         """SiLU; x may be overwritten."""
 
     def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
-        """LN(a) u, or Meta's [s, a, LN(a) s] with s = SiLU(u)."""
+        """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s]."""
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """x + y Wᵀ."""
+        """x + y Wᵀ; x may be overwritten."""
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """Some rows, each divided by its length."""
@@ -43,17 +46,20 @@ class Plain:
         x = functional.embedding(ids, table).to(places.dtype)
         return x * x.shape[1] ** 0.5 + functional.embedding(positions, places)
 
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """As of `Operations`."""
+        normed: Tensor = norm(x)
+        return normed
+
     def silu(self, x: Tensor) -> Tensor:
         """As of `Operations`."""
         return functional.silu(x)
 
     def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
         """As of `Operations`."""
-        normed: Tensor = norm(a)
-        if whole:
-            return normed * u
         s = functional.silu(u)
-        return torch.cat([s, a, normed * s], dim=1)
+        gated: Tensor = norm(a) * s
+        return gated if whole else torch.cat([s, a, gated], dim=1)
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -75,9 +81,17 @@ class Fused:
 
         return embed(ids, positions, table, places, scale=table.shape[1] ** 0.5)
 
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import norm as normed
+
+        return normed(x, norm.weight, norm.bias, eps=norm.eps)
+
     def silu(self, x: Tensor) -> Tensor:
         """As of `Operations`."""
-        return functional.silu(x, inplace=True)
+        from attnbench.kernels.hstu.layer.api import silu
+
+        return silu(x)
 
     def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
         """As of `Operations`."""
@@ -87,7 +101,7 @@ class Fused:
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """As of `Operations`."""
-        return torch.addmm(x, y, weight.t())
+        return x.addmm_(y, weight.t())  # in place: torch would first copy x to a result of its own
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """As of `Operations`."""

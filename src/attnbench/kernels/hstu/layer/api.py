@@ -10,14 +10,15 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_pick
+from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
 
-__all__ = ["embed", "gate", "pick"]
+__all__ = ["embed", "gate", "norm", "pick", "silu"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 16384
 "Columns of a row: one program holds it in registers."
 LARGEST_GRID = 2**31
+SILU_BLOCK = 1024
 
 
 def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
@@ -46,8 +47,52 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
     return out
 
 
+def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """Rows normalised over their columns (LayerNorm).
+
+    Args:
+        x: [rows, dim], contiguous.
+        weight: [dim].
+        bias: [dim].
+        eps: added to the variance.
+
+    Returns:
+        [rows, dim].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
+    for name, given in (("weight", weight), ("bias", bias)):
+        _same("hstu_norm", name, len(given), x.shape[1])
+    out = torch.empty_like(x)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            hstu_norm[(len(x),)](x, weight, bias, out, float(eps), **_block(x))
+    return out
+
+
+def silu(x: Tensor) -> Tensor:
+    """SiLU in place.
+
+    Args:
+        x: [rows, columns], last dim contiguous; changed.
+
+    Returns:
+        x.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_silu", {"x": x}, {}, strided="x")
+    if x.numel():
+        with torch.cuda.device_of(x):
+            hstu_silu[(len(x), -(-x.shape[1] // SILU_BLOCK))](x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+    return x
+
+
 def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool) -> Tensor:
-    """Attention normalised over its columns and gated by u: what the output product of a layer takes.
+    """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
 
     Args:
         a: [rows, dim] output of attention, contiguous.
@@ -55,7 +100,7 @@ def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whol
         weight: [dim] of the norm.
         bias: [dim] of the norm.
         eps: of the norm.
-        whole: the paper's layer, LN(a) u; else Meta's [s, a, LN(a) s] with s = SiLU(u).
+        whole: the paper's layer, LN(a) s with s = SiLU(u); else Meta's [s, a, LN(a) s].
 
     Returns:
         [rows, dim], or [rows, 3 dim] of Meta's layer.

@@ -2,7 +2,9 @@
 """Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
 
     hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
-    hstu_gate     y[i] = LN(a[i]) · u[i], or Meta's [s, a[i], LN(a[i]) · s] with s = SiLU(u[i])
+    hstu_norm     y[i] = LN(x[i])
+    hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
+    hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
     hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
 """
 
@@ -30,6 +32,39 @@ def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DI
 
 @triton.jit
 @no_type_check
+def normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM: tl.constexpr):
+    """LN of a row in fp32."""
+    there = dims < DIM
+    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    off = tl.where(there, x - tl.sum(x, axis=0) / DIM, 0.0)
+    return off * tl.rsqrt(tl.sum(off * off, axis=0) / DIM + eps) * weight + bias
+
+
+@triton.jit
+@no_type_check
+def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """A row, normalised."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    normed = normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM)
+    tl.store(out_ptr + row * DIM + dims, normed.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit
+@no_type_check
+def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
+    """A part of a row."""
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < columns
+    place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
+    x = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, (x / (1.0 + tl.exp(-x))).to(x_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+@no_type_check
 def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, u_row, eps, DIM: tl.constexpr, BLOCK: tl.constexpr,
               WHOLE: tl.constexpr):
     """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
@@ -38,16 +73,12 @@ def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, u_row, eps, DIM: tl.c
     there = dims < DIM
     a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
     u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    mean = tl.sum(a, axis=0) / DIM
-    off = tl.where(there, a - mean, 0.0)
-    normed = off * tl.rsqrt(tl.sum(off * off, axis=0) / DIM + eps) * weight + bias
+    normed = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM)
     kind = out_ptr.dtype.element_ty
+    s = u / (1.0 + tl.exp(-u))
     if WHOLE:
-        tl.store(out_ptr + row * DIM + dims, (normed * u).to(kind), mask=there)
+        tl.store(out_ptr + row * DIM + dims, (normed * s).to(kind), mask=there)
     else:
-        s = u / (1.0 + tl.exp(-u))
         to = out_ptr + row * (3 * DIM) + dims
         tl.store(to, s.to(kind), mask=there)
         tl.store(to + DIM, a.to(kind), mask=there)
