@@ -37,6 +37,7 @@ BAD = {
     "on_host_hit=both is not known; one of auto, recompute, reload": {"on_host_hit": "both", "cache": "host-hit"},
     "pool_share=1.5 cannot be used": {"pool_share": 1.5, "cache": "partial"},
     "pool_share=nan cannot be used": {"pool_share": float("nan"), "cache": "partial"},
+    "checkpoint=7 names no file; a safetensors file": {"checkpoint": 7},
     "page_size=48 is not supported; one of 32, 64, 128": {"page_size": 48},
     "model=small-ish is not known": {"model": "small-ish"},
     "axis=seqlen is not known": {"seqlen": 4},
@@ -147,6 +148,23 @@ def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
     # Sums are expected in their worst order, which in fp32 is what decides.
     assert (0.05 if dtype == "fp32" else 0.4) < ratio < 1.6
     assert torch.equal(expected, WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"])
+
+
+def test_weights_are_those_of_the_checkpoint(tmp_path):
+    from attnbench.models.hstu_ranking.checkpoint import save
+    from attnbench.models.hstu_ranking.model import HstuRanking
+
+    other = HstuRanking(CONFIGS["tiny"], seed=9, dtype=torch.float32)
+    save(other, tmp_path / "my model.safetensors")
+    one = case(checkpoint=str(tmp_path / "my model.safetensors"))
+    assert one.id == "tiny_my_model-b2-t5-c62-n8-gpu-hit-p64-fp32"
+    inputs = WORKLOAD.inputs(one, seed=3, kind="normal", device="cpu")
+    torch.testing.assert_close(inputs.model(inputs.requests()), other(inputs.requests()), rtol=0, atol=0)
+    assert WORKLOAD.inputs(one, seed=4, kind="normal", device="cpu").model is inputs.model
+    assert WORKLOAD.inputs(case(), seed=3, kind="normal", device="cpu").model is not inputs.model
+    save(HstuRanking(CONFIGS["small"], dtype=torch.float32), tmp_path / "small.safetensors")
+    with pytest.raises(UsageError, match=r"checkpoint: tokens\.table=\[10128, 64\] is another model's; \[68, 32\]"):
+        WORKLOAD.inputs(case(checkpoint=str(tmp_path / "small.safetensors")), seed=3, kind="normal", device="cpu")
 
 
 def test_a_cache_that_is_not_read_is_another_answer():

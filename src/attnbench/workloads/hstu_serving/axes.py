@@ -6,6 +6,7 @@ An axis that other workloads have too keeps its default there: they share one fl
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from attnbench.models.hstu_ranking.config import CONFIGS
 from attnbench.workloads.attention.axes import parse_size
@@ -36,6 +37,14 @@ def parse_share(text: str) -> float:
     return value
 
 
+def parse_file(text: str) -> str:
+    """Read the path of a file that is there; the worker reads it from any folder."""
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ValueError("a safetensors file that is there")
+    return str(path.absolute())
+
+
 def parse_page_size(text: str) -> int:
     """Read a page size."""
     return int(one_of(*map(str, PAGE_SIZES))(text))
@@ -51,6 +60,7 @@ AXES = (
     Axis("on_host_hit", one_of(*ON_HOST_HIT), "tokens in host memory: reload, recompute, or auto, what is quicker; "
          "default: reload", None),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
+    Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
     Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
 )

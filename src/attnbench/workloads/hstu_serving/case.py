@@ -16,6 +16,7 @@ Imports without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
@@ -28,6 +29,8 @@ ON_HOST_HIT = ("reload", "recompute", "auto")
 PAGE_SIZES = (32, 64, 128)
 MOST_BATCH, MOST_TOKENS = 1024, 2**20
 USUAL_SHARE = 0.5
+LONGEST_STEM = 24
+"Letters of a checkpoint's name in the id of a case."
 
 _FOLLOWS: Any = None
 
@@ -54,6 +57,8 @@ class ServingCase:
     on_host_hit: str = _FOLLOWS
     "what a step does with tokens in host memory: reload, recompute, or what is measured to be quicker (auto)"
     model: str = "bench"
+    checkpoint: str | None = None
+    "safetensors file of the model's weights; None: random ones by seed"
     page_size: int = 64
     dtype: str = "fp16"
 
@@ -66,6 +71,8 @@ class ServingCase:
         for name, accepted in (("cache", CACHES), ("dtype", ACCEPTED_DTYPES)):
             if getattr(self, name) not in accepted:
                 raise unknown(WHO, name, getattr(self, name), accepted)
+        if self.checkpoint is not None and (type(self.checkpoint) is not str or not self.checkpoint):
+            raise _refuse("checkpoint", repr(self.checkpoint)[:40], "names no file", "a safetensors file")
         if self.page_size not in PAGE_SIZES:
             raise _refuse("page_size", self.page_size, "is not supported", f"one of {', '.join(map(str, PAGE_SIZES))}")
         self._check_share()
@@ -146,7 +153,9 @@ class ServingCase:
         """Short name such as ``bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16``."""
         how = f"{self.pool_share:g}".replace(".", "_") if self.cache == "partial" else ""
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
-        return "-".join([self.model, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
+        stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
+        weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""
+        return "-".join([self.model + weights, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
                          f"n{self.new_tokens}", self.cache + how, f"p{self.page_size}", self.dtype])
 
     def to_dict(self) -> dict[str, Any]:
