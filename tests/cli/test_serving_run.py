@@ -10,7 +10,9 @@ import torch
 from attnbench.backends.base import Launch
 from attnbench.cli import main
 from attnbench.errors import UsageError
+from attnbench.suites.estimate import estimate
 from attnbench.suites.load import load_suite
+from attnbench.suites.plan import Request, build
 from attnbench.worker.entry import counters
 
 TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
@@ -48,6 +50,18 @@ def test_the_first_run_of_the_seed_is_cut_down_on_a_cpu_and_the_whole_sweep_on_a
     assert "cut down for a CPU" in here.title
     assert (card.axes["batch"], card.axes["num_candidates"]) == ((1, 2, 4, 8), (128, 256, 512, 1024))
     assert card.axes["cached"] == (0, 1024, 2048, 4096)
+
+
+@pytest.mark.parametrize("name", ["hstu-serving", "hstu-serving-tiers"])
+def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
+    suite = load_suite(name, "cuda")
+    run = build(Request(suite=suite, device="cuda"), run_id="abcd1234", command="", started="2026-01-01T00:00:00Z")
+    assert estimate(run).seconds < 300
+    assert {"serving-paged[graph]", "serving-paged", "serving-paged[no-cache+graph]"} <= set(run.plan[0].backends)
+    found = {group.case["cache"] for group in run.plan}
+    assert found == ({"gpu-hit"} if name == "hstu-serving" else {"gpu-hit", "host-hit", "partial"})
+    assert {group.case["on_host_hit"] for group in run.plan if group.case["cache"] == "host-hit"} == (
+        set() if name == "hstu-serving" else {"reload", "recompute", "auto"})
 
 
 @pytest.mark.parametrize(("words", "said"), [

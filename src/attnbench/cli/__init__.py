@@ -27,7 +27,7 @@ VERBS = {
     "diff": "two runs compared: a verdict for every row",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
     "show": "the tables of a run that was measured before",
-    "explain": "what attention takes of a whole step, predicted and measured steps with another one",
+    "explain": "what another attention buys a whole step: predicted, measured",
     "report": "runs as one page for the browser, and their charts as pictures",
     "export": "write a run as CSV, XLSX, Markdown, JSON or an older script's layout",
     "import": "turn results of an older script into a run file",
