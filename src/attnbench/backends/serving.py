@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Backend, Config, Launch, Machine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.models.hstu_ranking.attention import AttentionMaker
-    from attnbench.models.hstu_ranking.model import Prepared
+    from attnbench.models.hstu_ranking.model import Mark, Prepared
     from attnbench.models.paged_cache import CacheStep
     from attnbench.workloads.hstu_serving.case import ServingCase
     from attnbench.workloads.hstu_serving.inputs import ServingInputs
@@ -114,6 +114,7 @@ class ServingSession:
             taken = reload if self.choice is None else self.choice([case.found] * case.batch)
             self.found = case.found if taken or not on_host else 0
         self.graphs = StepGraphs(self.model, cache=self.cache, attention=attention, capture=capture) if graph else None
+        self.mark: Mark = nullcontext
         self.out: Tensor | None = None
         self.parts: _Parts | None = None
         self.load(inputs)
@@ -155,11 +156,15 @@ class ServingSession:
         """One step: everything from the requests to the logits."""
         self.out = None
         model, cache, requests = self.model, self.cache, self.requests
-        histories = model.histories(requests, cache)
+        with self.mark("requests"):
+            histories = model.histories(requests, cache)
         if cache is None:
             self.out = self.run(histories, model.uncached(requests, histories))
             return
-        with cache.step(self.users, histories, [len(one.candidates) for one in requests]) as step:
+        with ExitStack() as closing:
+            with self.mark("allocate"):
+                targets = [len(one.candidates) for one in requests]
+                step = closing.enter_context(cache.step(self.users, histories, targets))
             if step.cached != [self.found] * self.case.batch:
                 raise AttnbenchError(refusal(self.case.id, "cached", step.cached, "is not what the step was to find",
                                              f"{self.found} of each user"))
@@ -168,8 +173,15 @@ class ServingSession:
     def run(self, histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         """The device's part of a step, started."""
         if self.graphs is not None:
-            return self.graphs.run(self.requests, histories, step)
-        return self.model.run(self.model.prepare(self.requests, histories, step, self.attention, self.cache))
+            with self.mark("graph"):
+                return self.graphs.run(self.requests, histories, step)
+        with self.mark("strip"):
+            prepared = self.model.prepare(self.requests, histories, step, self.attention, self.cache)
+        return self.model.run(prepared, self.mark)
+
+    def marked(self, mark: Mark) -> None:
+        """Mark the parts of later steps by a profiler's ranges."""
+        self.mark = mark
 
     def outputs(self) -> Mapping[str, Tensor]:
         """Logits of the last step.
@@ -188,6 +200,7 @@ class ServingSession:
         return Launch(
             forward=self.forward, outputs=self.outputs, reload=self.load,
             reset=None if self.cache is None else self.reset, phases=self.phases(), capturable=False,
+            marked=self.marked,
             executed_flops=work(self.case, self.found).flops if self.found != self.case.found else None,
             counters=self.counters(), notes=self.notes())
 

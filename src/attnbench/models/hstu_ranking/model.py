@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 
 USUAL_PAGE = 64
+Mark = Callable[[str], AbstractContextManager[object]]
 
 
 class HstuRanking(nn.Module):
@@ -165,15 +167,27 @@ class HstuRanking(nn.Module):
         return Prepared(staging.rows, attention_of(attention, sequences), step, cache, step.wait_layer)
 
     @torch.no_grad()
-    def run(self, prepared: Prepared) -> Tensor:
-        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device."""
+    def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
+        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device.
+
+        Args:
+            prepared: the step.
+            mark: marks a range by its name, for profilers.
+        """
         does = self.operations
-        x = self.tokens(prepared.rows, does)
+        with mark("embedding"):
+            x = self.tokens(prepared.rows, does)
         for number, layer in enumerate(self.layers):
-            u, q, k, v = layer.project(x, does)
-            prepared.append(number, k, v)
-            x = layer.output(x, u, prepared.attend(number, q, k, v), does)
-        return self.towers(x, prepared.rows.candidates, does)
+            with mark("projection"):
+                u, q, k, v = layer.project(x, does)
+            with mark("append"):
+                prepared.append(number, k, v)
+            with mark("attention"):
+                attended = prepared.attend(number, q, k, v)
+            with mark("output"):
+                x = layer.output(x, u, attended, does)
+        with mark("head"):
+            return self.towers(x, prepared.rows.candidates, does)
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)
