@@ -62,6 +62,19 @@ def test_attention_is_normalised_and_gated(api, dim, dtype, whole):
             held(found, normed * s if whole else torch.cat([s, a.double(), normed * s], dim=1), dtype)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_rows_that_attention_has_not_written_stay_numbers(api, count, whole):
+    weight, bias, u = (drawn(*shape, dtype=torch.float16, seed=2) for shape in ((40,), (40,), (5, 40)))
+    a = drawn(5, 40, dtype=torch.float16, seed=3)
+    wanted = api.gate(a, u, weight, bias, eps=1e-5, whole=whole)
+    a[count:] = torch.nan
+    found = api.gate(a, u, weight, bias, eps=1e-5, whole=whole, count=torch.tensor([count], dtype=torch.int32))
+    assert torch.equal(found[:count], wanted[:count])
+    assert (found[count:, -40:] == 0).all()
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 @pytest.mark.parametrize("dim", [1, 63, 129, 1024])
 def test_rows_are_normalised(api, dim, dtype):
@@ -110,6 +123,7 @@ def test_what_cannot_be_used_is_named(api):
         (lambda: api.pick(torch.ones(2, 2, 2), rows), r"hstu_pick: x.shape=\(2, 2, 2\) does not fit; rows of 1 to"),
         (lambda: api.embed(rows, rows[:2], x, x, scale=1), "hstu_embed: positions.shape=2 does not fit; 3"),
         (lambda: api.embed(rows, rows, x, x[:, :2].clone(), scale=1), "hstu_embed: places.shape=2 does not fit; 4"),
+        (lambda: api.gate(x, x, x[0], x[0], eps=1, whole=True, count=rows), "hstu_gate: count.shape=3 does not fit; 1"),
         (lambda: api.norm(x, x[0, :2], x[0], eps=1), "hstu_norm: weight.shape=2 does not fit; 4"),
         (lambda: api.silu(x.T), "hstu_silu: x.stride=.* has gaps"),
         (lambda: api.gate(x, x[:2], x[0], x[0], eps=1, whole=True), "hstu_gate: u.shape=2 does not fit; 3"),

@@ -308,7 +308,7 @@ class _Parts:
         return self._call(self.prepared.attend, 0, self.q, self.k, self.v)
 
     def output(self) -> Tensor:
-        return self._call(self.layer.output, self.x, self.u, self.a, self.model.operations)
+        return self._call(self.layer.output, self.x, self.u, self.a, self.model.operations, self.prepared.count)
 
     def head(self) -> Tensor:
         return self._call(self.model.towers, self.x, self.prepared.rows.candidates, self.model.operations)

@@ -92,12 +92,13 @@ class Layer(nn.Module):
         q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
         return u, q, k, v
 
-    def output(self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN) -> Tensor:
+    def output(self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN,
+               count: Tensor | None = None) -> Tensor:
         """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
 
-        The input may be overwritten.
+        The input may be overwritten.  `count` [1] says how many rows attention has an output for; None: all.
         """
-        gated = operations.gate(attended.flatten(1), u, self.norm_out, self.whole)
+        gated = operations.gate(attended.flatten(1), u, self.norm_out, self.whole, count)
         return operations.add(x, gated, self.out.weight)
 
 

@@ -164,7 +164,8 @@ class HstuRanking(nn.Module):
         sequences = Sequences(
             staging.table, step.cached, step.new, step.targets, step.pages, cache.page_size if cache else USUAL_PAGE,
             self.config.dim ** -0.5, self.config.scaling_seqlen)
-        return Prepared(staging.rows, attention_of(attention, sequences), step, cache, step.wait_layer)
+        return Prepared(staging.rows, staging.table.offsets[-1:], attention_of(attention, sequences), step, cache,
+                        step.wait_layer)
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
@@ -185,7 +186,7 @@ class HstuRanking(nn.Module):
             with mark("attention"):
                 attended = prepared.attend(number, q, k, v)
             with mark("output"):
-                x = layer.output(x, u, attended, does)
+                x = layer.output(x, u, attended, does, prepared.count)
         with mark("head"):
             return self.towers(x, prepared.rows.candidates, does)
 
@@ -202,6 +203,8 @@ class Prepared:
     """A step of which only the device's part is left."""
 
     rows: Rows
+    count: Tensor
+    "int32 [1]: rows that are in a sequence, the first ones"
     attention: Attention
     step: CacheStep
     cache: PagedCache | None

@@ -26,8 +26,12 @@ class Operations(Protocol):
     def silu(self, x: Tensor) -> Tensor:
         """SiLU; x may be overwritten."""
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
-        """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s]."""
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+        """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s].
+
+        Rows of a from `count` [1] on hold nothing; what is returned for them is nobody's, but a number on a card, where
+        kernels may multiply what they read beyond a sequence by 0.
+        """
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """x + y Wᵀ; x may be overwritten."""
@@ -55,7 +59,7 @@ class Plain:
         """As of `Operations`."""
         return functional.silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
         s = functional.silu(u)
         gated: Tensor = norm(a) * s
@@ -93,11 +97,11 @@ class Fused:
 
         return silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool) -> Tensor:
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
         from attnbench.kernels.hstu.layer.api import gate
 
-        return gate(a, u, norm.weight, norm.bias, eps=norm.eps, whole=whole)
+        return gate(a, u, norm.weight, norm.bias, eps=norm.eps, whole=whole, count=count)
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """As of `Operations`."""

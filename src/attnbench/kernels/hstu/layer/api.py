@@ -91,7 +91,8 @@ def silu(x: Tensor) -> Tensor:
     return x
 
 
-def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool) -> Tensor:
+def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
+         ) -> Tensor:
     """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
 
     Args:
@@ -101,6 +102,7 @@ def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whol
         bias: [dim] of the norm.
         eps: of the norm.
         whole: the paper's layer, LN(a) s with s = SiLU(u); else Meta's [s, a, LN(a) s].
+        count: int32 [1]: rows of a that hold anything, the first ones; of the others a is taken as 0.  None: all.
 
     Returns:
         [rows, dim], or [rows, 3 dim] of Meta's layer.
@@ -108,14 +110,18 @@ def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whol
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_gate", {"a": a, "u": u, "weight": weight[None], "bias": bias[None]}, {}, strided="u")
+    _check("hstu_gate", {"a": a, "u": u, "weight": weight[None], "bias": bias[None]},
+           {} if count is None else {"count": count}, strided="u")
+    if count is not None:
+        _same("hstu_gate", "count", len(count), 1)
     for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
         _same("hstu_gate", name, x.shape[1], a.shape[1])
     _same("hstu_gate", "u", len(u), len(a))
     out = a.new_empty(len(a), a.shape[1] * (1 if whole else 3))
     if out.numel():
         with torch.cuda.device_of(out):
-            hstu_gate[(len(a),)](a, u, weight, bias, out, u.stride(0), float(eps), WHOLE=whole, **_block(a))
+            hstu_gate[(len(a),)](a, u, weight, bias, out, count, u.stride(0), float(eps), WHOLE=whole,
+                                 COUNTED=count is not None, **_block(a))
     return out
 
 

@@ -65,24 +65,29 @@ def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, u_row, eps, DIM: tl.constexpr, BLOCK: tl.constexpr,
-              WHOLE: tl.constexpr):
+def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, count_ptr, u_row, eps, DIM: tl.constexpr,
+              BLOCK: tl.constexpr, WHOLE: tl.constexpr, COUNTED: tl.constexpr):
     """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
     a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
     u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
-    normed = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM)
     kind = out_ptr.dtype.element_ty
     s = u / (1.0 + tl.exp(-u))
+    gated = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM) * s
+    if COUNTED:
+        # Nobody has written what attention gives for these rows: it may be no number.
+        known = row < tl.load(count_ptr)
+        gated = tl.where(known, gated, 0.0)
+        a = tl.where(known, a, 0.0)
     if WHOLE:
-        tl.store(out_ptr + row * DIM + dims, (normed * s).to(kind), mask=there)
+        tl.store(out_ptr + row * DIM + dims, gated.to(kind), mask=there)
     else:
         to = out_ptr + row * (3 * DIM) + dims
         tl.store(to, s.to(kind), mask=there)
         tl.store(to + DIM, a.to(kind), mask=there)
-        tl.store(to + 2 * DIM, (normed * s).to(kind), mask=there)
+        tl.store(to + 2 * DIM, gated.to(kind), mask=there)
 
 
 @triton.jit
