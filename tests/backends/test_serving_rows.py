@@ -72,6 +72,68 @@ def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(sele
     assert (counts["requests"], counts["tokens"], counts["layers"]) == (2, 2 * (one.history + 5), 2)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("values", STATES, ids=str)
+def test_the_fixed_buffers_of_a_graph_give_the_logits_too(values, cached):
+    """As the row [graph] runs, without the capture, which a CPU has not."""
+    one = case(**values)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    terms = {"variant": "logits", "budget": resolve("serving-eager").budget(one)}
+    session = ServingSession(one, group.first.inputs, "reference", cached=cached, graph=True, capture=False)
+    launch = session.launch()
+    outcome = examine(launch, group, **terms)
+    assert outcome.ok, outcome.reason
+    assert len(session.graphs.sizes) == 1
+    if launch.reset:
+        launch.reset()
+    launch.forward()
+    assert recheck(launch, group, **terms).ok
+
+
+def test_graphs_are_rows_of_what_reads_all_lengths_on_the_device():
+    one = case()
+    shorts = {name: [config.short for config in all_backends()[name].configs(one)] for name in (
+        "serving-paged", "serving-eager")}
+    assert shorts == {"serving-paged": ["no-cache", "graph", "no-cache+graph"], "serving-eager": ["no-cache"]}
+    whole = [resolve(f"serving-paged[{short}]", one) for short in shorts["serving-paged"]]
+    assert [(found.cached, found.graph) for found in whole] == [(False, False), (True, True), (False, True)]
+    with pytest.raises(Unsupported, match="serving-paged: device=cpu has no CUDA graphs; cuda"):
+        whole[1].check(one, Machine("cpu"))
+    whole[1].check(one, Machine("cuda", (9, 0)))
+
+
+@pytest.mark.parametrize(("how", "seconds", "found"), [("reload", None, 62), ("recompute", None, 0),
+                                                       ("auto", (1.0, 2.0), 62), ("auto", (2.0, 1.0), 0)])
+@pytest.mark.parametrize("graph", [True, False])
+def test_what_lies_in_host_memory_is_brought_back_or_computed_again(how, seconds, found, graph, monkeypatch):
+    from attnbench.models.hstu_ranking.host_hits import HostHits
+
+    if seconds:
+        made_up = HostHits((512,), *((one,) for one in seconds), token_bytes=10**9)
+        monkeypatch.setattr(HostHits, "measured", lambda *given, **more: made_up)
+    one = case(cache="host-hit", on_host_hit=how)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    terms = {"variant": "logits", "budget": resolve("serving-eager").budget(one)}
+    session = ServingSession(one, group.first.inputs, "reference", cached=True, graph=graph, capture=False)
+    launch = session.launch()
+    outcome = examine(launch, group, **terms)
+    assert outcome.ok, outcome.reason
+    for phase in launch.phases.values():
+        launch.reset()
+        phase()
+    launch.reset()
+    launch.forward()
+    assert recheck(launch, group, **terms).ok
+    assert (launch.counters["host_hit_tokens"], launch.counters["missed_tokens"]) == (2 * found, 2 * (70 - found))
+    assert (launch.executed_flops is None) == (found > 0)
+    chosen = "reload" if found else "recompute"
+    if seconds:
+        assert launch.notes[1] == (
+            f"on host hit: of 512 tokens a user in host memory: reload {1e3 * seconds[0]:.3g} ms "
+            f"({512 / seconds[0]:.3g} GB/s), recompute {1e3 * seconds[1]:.3g} ms; reload pays from "
+            f"{512 / seconds[1]:.3g} GB/s on; {chosen} was chosen")
+
+
 class Blind(Reference):
     """Takes the cached keys and does not read them, as NVIDIA's operator on Hopper."""
 

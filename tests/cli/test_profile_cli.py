@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import made_up_captures as made
@@ -278,3 +279,14 @@ def test_the_environment_variables_of_seed_004(attnbench, card, monkeypatch):
     said = attnbench("profile all --dry-run")
     assert "attnbench run minimal --batch 4 --no-save" in said.out
     assert "attnbench compare --batch 4 --seqlen 1024" in said.out
+
+
+@pytest.mark.parametrize(("words", "ranges"), [
+    ("ncu hstu-serving", ["embedding", "projection", "attention"]), ("ncu hstu-serving --range head", ["head"]),
+    ("ncu hstu-serving --kernel hstu", []), ("nsys hstu-serving", [])])
+def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench, card, words, ranges):
+    said = attnbench(f"profile {words} --dry-run --backends serving-paged")
+    assert said.code == 0
+    launched = [line for line in said.out.splitlines() if line.startswith("serving-paged on ")]
+    assert [line.split()[2] for line in launched] == ["bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16:"]
+    assert re.findall("--nvtx-include ([a-z]+)/", said.out) == ranges

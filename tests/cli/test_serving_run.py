@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from attnbench.backends.base import Launch
 from attnbench.cli import main
 from attnbench.errors import UsageError
+from attnbench.suites.estimate import estimate
 from attnbench.suites.load import load_suite
+from attnbench.suites.plan import Request, build
 from attnbench.worker.entry import counters
 
 TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
@@ -49,9 +52,22 @@ def test_the_first_run_of_the_seed_is_cut_down_on_a_cpu_and_the_whole_sweep_on_a
     assert card.axes["cached"] == (0, 1024, 2048, 4096)
 
 
+@pytest.mark.parametrize("name", ["hstu-serving", "hstu-serving-tiers"])
+def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
+    suite = load_suite(name, "cuda")
+    run = build(Request(suite=suite, device="cuda"), run_id="abcd1234", command="", started="2026-01-01T00:00:00Z")
+    assert estimate(run).seconds < 300
+    assert {"serving-paged[graph]", "serving-paged", "serving-paged[no-cache+graph]"} <= set(run.plan[0].backends)
+    found = {group.case["cache"] for group in run.plan}
+    assert found == ({"gpu-hit"} if name == "hstu-serving" else {"gpu-hit", "host-hit", "partial"})
+    assert {group.case["on_host_hit"] for group in run.plan if group.case["cache"] == "host-hit"} == (
+        set() if name == "hstu-serving" else {"reload", "recompute", "auto"})
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
     (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
+    (["--checkpoint", "nowhere.safetensors"], "--checkpoint=nowhere.safetensors cannot be used; a safetensors"),
     (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
     (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
     (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
@@ -66,6 +82,23 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):
+    from attnbench.models.hstu_ranking.checkpoint import save
+    from attnbench.models.hstu_ranking.config import config_of
+    from attnbench.models.hstu_ranking.model import HstuRanking
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "small"):
+        save(HstuRanking(config_of(name), seed=5, dtype=torch.float32), tmp_path / f"{name}.safetensors")
+    assert main(["check", "hstu-serving", *TINY, "--checkpoint", "tiny.safetensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 passed" in shown
+    assert main(["check", "hstu-serving", *TINY, "--checkpoint", "small.safetensors"]) != 0
+    said = capsys.readouterr()
+    assert "tokens.table=[10128, 64] is another model's; [68, 32]" in said.out + said.err
+    assert "Traceback" not in said.out + said.err
 
 
 def launch(found):

@@ -31,7 +31,7 @@ def plain_logits(config, weights, request):
     for tower in range(config.towers):
         y = x
         for place in range(len(config.head)):
-            y = y @ w[f"towers.towers.{tower}.{2 * place}.weight"].T + w[f"towers.towers.{tower}.{2 * place}.bias"]
+            y = y @ w[f"towers.weights.{place}"][tower].T + w[f"towers.biases.{place}"][tower]
             y = y.relu() if place + 1 < len(config.head) else y
         found.append(y)
     return torch.cat(found, dim=1)

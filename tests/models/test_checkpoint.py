@@ -94,7 +94,7 @@ def test_weights_of_another_model_change_nothing(tmp_path):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for change, said in (({"layers": 2}, "file=w has weights the model has not, such as 'layers.1"),
                          ({"items": 60}, r"tokens.table=\[78, 32\] is another model's; \[68, 32\]"),
-                         ({"towers": 1}, "file=w has no weights towers.towers.1.0.weight; all weights of the model")):
+                         ({"head": (16,)}, "file=w has no weights towers.weights.1; all weights of the model")):
         save(HstuRanking(replace(TINY, **change), seed=1), tmp_path / "w")
         with pytest.raises(UsageError, match=f"checkpoint: {said}"):
             load(model, tmp_path / "w")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from pathlib import Path
 
 import made_up_captures as made
 import pytest
@@ -32,6 +34,12 @@ def taken(fake_tools, tmp_path, rules, monkeypatch):
 
 
 # ── ncu ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ncu_takes_several_ranges():
+    words, = commands("ncu", "ncu", ["target"], Path("out"), Options(range="embedding,attention"))
+    given = [after for word, after in itertools.pairwise(words) if word == "--nvtx-include"]
+    assert given == ["embedding/", "attention/"]
 
 
 def test_ncu_takes_and_reads(taken, fake_tools):

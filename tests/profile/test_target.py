@@ -77,6 +77,21 @@ def test_warm_ups_stand_before_the_window_and_resets_before_each_range(tmp_path,
     assert seen == [(count, f"counting/{job.case_id}") for count in (6, 8, 10)]
 
 
+def test_a_launch_marks_its_own_parts(tmp_path):
+    """Of a ranking step: each phase, in the order of the step, and only inside the window."""
+    workload = load_workload("hstu-serving")
+    case = workload.case({"model": "tiny", "batch": 1, "num_candidates": 2, "cached": 32, "new_tokens": 2,
+                          "dtype": "fp32", "page_size": 32})
+    given = Job(workload="hstu-serving", case=case.to_dict(), case_id=case.id, backends=("serving-eager",), files=(),
+                device="cpu", input="normal", seed=0, warmup=1, launches=1, marks="torch")
+    trace = tmp_path / "trace.json"
+    assert target.carry_out(given, trace).reasons == {}
+    events = [one for one in json.loads(trace.read_text())["traceEvents"] if one.get("cat") == "user_annotation"]
+    names = [one["name"] for one in sorted(events, key=lambda one: one["ts"])]
+    layer = ["projection", "append", "attention", "output"]
+    assert names == [f"serving-eager/{case.id}", "requests", "allocate", "strip", "embedding", *layer, *layer, "head"]
+
+
 def test_a_backend_that_fails_leaves_the_others(tmp_path, file):
     job = make_job("refusing", "raising", "counting", "no-such", "sdpa-cudnn", files=[file])
     reasons = target.carry_out(job, tmp_path / "trace.json").reasons

@@ -32,8 +32,12 @@ BAD = {
     "cached + new_tokens=0 leaves out the context of model=tiny; at least 2": {"cached": 0, "new_tokens": 0},
     "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial": {"cache": "ssd-hit"},
     "pool_share=0.5 does not go with cache=gpu-hit": {"pool_share": 0.5},
+    "on_host_hit=recompute does not go with cache=gpu-hit, which has nothing in host memory; cache=host-hit": {
+        "on_host_hit": "recompute"},
+    "on_host_hit=both is not known; one of auto, recompute, reload": {"on_host_hit": "both", "cache": "host-hit"},
     "pool_share=1.5 cannot be used": {"pool_share": 1.5, "cache": "partial"},
     "pool_share=nan cannot be used": {"pool_share": float("nan"), "cache": "partial"},
+    "checkpoint=7 names no file; a safetensors file": {"checkpoint": 7},
     "page_size=48 is not supported; one of 32, 64, 128": {"page_size": 48},
     "model=small-ish is not known": {"model": "small-ish"},
     "axis=seqlen is not known": {"seqlen": 4},
@@ -52,7 +56,8 @@ def test_what_cannot_be_is_refused_in_one_line(said):
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "partial", "pool_share": 0.3},
+@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "host-hit", "on_host_hit": "auto"},
+                                    {"cache": "partial", "pool_share": 0.3},
                                     {"cached": 0}, {"page_size": 128, "dtype": "bf16"}], ids=str)
 def test_a_case_is_read_back_from_its_data_and_from_its_flags(model, values):
     context = len(CONFIGS[model].context)
@@ -72,6 +77,7 @@ def test_what_a_step_finds_is_whole_items():
     assert case(cache="host-hit").found == 62
     for share, found in ((0.5, 30), (0.99, 60), (0.02, 0), (0.04, 2), (1, 62)):
         assert case(cache="partial", pool_share=share).found == found
+    assert case(cache="host-hit", on_host_hit="recompute").id == "tiny-b2-t5-c62-n8-host-hit-recompute-p64-fp32"
     assert case(cached=0).found == 0
 
 
@@ -142,6 +148,23 @@ def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
     # Sums are expected in their worst order, which in fp32 is what decides.
     assert (0.05 if dtype == "fp32" else 0.4) < ratio < 1.6
     assert torch.equal(expected, WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"])
+
+
+def test_weights_are_those_of_the_checkpoint(tmp_path):
+    from attnbench.models.hstu_ranking.checkpoint import save
+    from attnbench.models.hstu_ranking.model import HstuRanking
+
+    other = HstuRanking(CONFIGS["tiny"], seed=9, dtype=torch.float32)
+    save(other, tmp_path / "my model.safetensors")
+    one = case(checkpoint=str(tmp_path / "my model.safetensors"))
+    assert one.id == "tiny_my_model-b2-t5-c62-n8-gpu-hit-p64-fp32"
+    inputs = WORKLOAD.inputs(one, seed=3, kind="normal", device="cpu")
+    torch.testing.assert_close(inputs.model(inputs.requests()), other(inputs.requests()), rtol=0, atol=0)
+    assert WORKLOAD.inputs(one, seed=4, kind="normal", device="cpu").model is inputs.model
+    assert WORKLOAD.inputs(case(), seed=3, kind="normal", device="cpu").model is not inputs.model
+    save(HstuRanking(CONFIGS["small"], dtype=torch.float32), tmp_path / "small.safetensors")
+    with pytest.raises(UsageError, match=r"checkpoint: tokens\.table=\[10128, 64\] is another model's; \[68, 32\]"):
+        WORKLOAD.inputs(case(checkpoint=str(tmp_path / "small.safetensors")), seed=3, kind="normal", device="cpu")
 
 
 def test_a_cache_that_is_not_read_is_another_answer():

@@ -93,6 +93,8 @@ class Launch:
     "the kernel's own figure for the last call (timer `reported`); may synchronise"
     phases: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     "quantise, plan, predict, kernel …: parts that are also timed apart"
+    marked: Callable[[Callable[[str], AbstractContextManager[Any]]], None] | None = None
+    "take what marks a range by its name, and mark the parts of every later call: for profilers"
     executed_flops: int | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"

@@ -22,6 +22,7 @@ class ServingPaged(ServingBackend):
     title = "Ranking step, our paged attention (Triton)"
     distribution = "triton"
     compiles = True
+    graphs = True
 
     def probe(self) -> None:
         """Ask for Triton, which torch for a GPU brings.

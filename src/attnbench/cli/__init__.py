@@ -28,6 +28,7 @@ VERBS = {
     "load": "a model served under load: latency over rate",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
     "show": "the tables of a run that was measured before",
+    "explain": "what another attention buys a whole step: predicted, measured",
     "report": "runs as one page for the browser, and their charts as pictures",
     "export": "write a run as CSV, XLSX, Markdown, JSON or an older script's layout",
     "import": "turn results of an older script into a run file",

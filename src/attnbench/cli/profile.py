@@ -25,6 +25,10 @@ WHO = "attnbench profile"
 TOOLS = ("ncu", "nsys", "torch", "all")
 SUITES = {"all": "minimal"}
 SUITE = "compare"
+INSTEAD = {"hstu-serving": "compare-hstu-serving"}
+"""Sweeps of a whole model, and the one case of them that is profiled: 8 users with 1024 candidates each."""
+RANGES = {"compare-hstu-serving": "embedding,projection,attention"}
+"""Of ncu, which runs each kernel many times: three operators of a step instead of all its kernels."""
 RUNS = "results"
 """Folder in which --into looks for the id of a run."""
 
@@ -58,7 +62,9 @@ def _add_capture(parser: Parser) -> None:
         "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; again for "
         "a further column (default: take one)"))
     group.add_argument("--kernel", metavar="REGEX", help="only kernels whose name it is found in (default: every one)")
-    group.add_argument("--range", metavar="NAME", help="only what is launched in this NVTX range (default: every one)")
+    group.add_argument("--range", metavar="NAME", help=(
+        "only what is launched in one of these NVTX ranges, with commas between them (default: every one; ncu of "
+        "hstu-serving: embedding, projection and attention)"))
     group.add_argument("--set", metavar="NAME", default="basic", help=(
         "what ncu collects: basic, roofline or full (default: basic)"))
     group.add_argument("--launches", metavar="N", help=(
@@ -102,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.cli import capturing
 
     suite = args.suite or SUITES.get(args.tool, SUITE)
+    suite = INSTEAD.get(suite, suite)
+    if args.tool == "ncu" and args.range is None and args.kernel is None:
+        args.range = RANGES.get(suite)
     planned = make_run(args, "profile", suite=suite)
     plan = capturing.Plan(args, planned, suite, options(args), launches=_number(args.launches, "--launches", 1),
                           warmup=WARMUP if args.warm_launches is None else int(args.warm_launches))
@@ -205,7 +214,7 @@ def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: b
     for capture in captures:
         kept = capture.kernels if taken and capture.tool == "ncu" else tuple(
             row for row in capture.kernels if (args.kernel is None or re.search(args.kernel, row.name)) and (
-                args.range is None or args.range in (*row.within, row.range)))
+                args.range is None or {*args.range.split(","), args.range} & {*row.within, row.range}))
         if kept or not capture.kernels:
             found.append(dataclasses.replace(capture, kernels=kept))
         else:

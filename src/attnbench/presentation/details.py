@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, said
 from attnbench.presentation.conditions import conditions_of
+from attnbench.presentation.reconcile import reconciled
 from attnbench.presentation.serving import serving
 from attnbench.record import Record, Run, Time
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     """What rows that serve, `--timer all` and launches with phases add to a case; nothing where there is none."""
-    return [*serving(title, records), *_timers(run, title, records), *_phases(run, title, records)]
+    explained = reconciled(title, records, run.settings.baseline)
+    return [*serving(title, records), *explained, *_timers(run, title, records), *_phases(run, title, records)]
 
 
 def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:

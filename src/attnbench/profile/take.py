@@ -49,7 +49,7 @@ class Options:
     kernel: str | None = None
     "regular expression of kernel names"
     range: str | None = None
-    "NVTX range: only what is launched in it"
+    "NVTX ranges, with commas between them: only what is launched in one of them"
     set: str = "basic"
     "of ncu's sections: basic, roofline, full"
     clock_control: str = "none"
@@ -139,7 +139,8 @@ def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options,
     if options.kernel is not None:
         take += ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{options.kernel}"]
     if options.range is not None:
-        take += ["--nvtx-include", f"{options.range.translate(SPECIAL)}/"]
+        for name in options.range.split(","):
+            take += ["--nvtx-include", f"{name.translate(SPECIAL)}/"]
     take += ["--export", report, *(["--force-overwrite"] if options.force else []), *job_words]
     return [take]
 

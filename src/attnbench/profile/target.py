@@ -94,6 +94,8 @@ def _launch_all(job: Job, mode: str, launches: dict[str, Launch], trace: Path) -
     with _window(job, trace) as mark:
         for name, launch in launches.items():
             call = launch.call(mode)
+            if launch.marked:
+                launch.marked(mark)
             for _ in range(job.launches):
                 if launch.reset:
                     launch.reset()

@@ -35,6 +35,15 @@ def render_run(run: Run, console: Console, view: View | None = None) -> None:
     Tables(console, view).end(run)
 
 
+def render_blocks(blocks: Sequence[Block], console: Console) -> None:
+    """Print tables by themselves."""
+    terminal = Terminal(console)
+    for number, block in enumerate(blocks):
+        if number:
+            terminal.gap()
+        _block(block, terminal)
+
+
 class Tables:
     """Prints a run while it grows: each case when it is complete, at the end what they come to.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from attnbench.errors import unknown
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
+from attnbench.models.paged_cache.packing import send
 
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
 WORKSPACE = 2**28
@@ -74,20 +75,19 @@ class Reference:
             pages.append(np.asarray(held, dtype=np.int64)[at // given.page_size])
             slots.append(at % given.page_size)
             start += new + targets
-        device = given.table.cached.device
-        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (rows, pages, slots)]
+        found = _sent((rows, pages, slots), given.table.cached.device)
         return found[0], found[1], found[2]
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
-        given, out, start = self.sequences, torch.empty_like(v), 0
+        given, out, start, entry = self.sequences, torch.empty_like(v), 0, 0
         for held, cached, new, targets in zip(given.pages, given.cached, given.new, given.targets, strict=True):
-            rows = slice(start, start + new + targets)
-            start = rows.stop
+            rows, pages = slice(start, start + new + targets), slice(entry, entry + len(held))
+            start, entry = rows.stop, pages.stop
             keys, values = k[rows], v[rows]
             if cached:
                 assert pool is not None
-                before = pool[torch.tensor(held, device=pool.device)].transpose(0, 1).flatten(1, 2)[:, :cached]
+                before = pool.index_select(0, given.table.indices[pages]).transpose(0, 1).flatten(1, 2)[:, :cached]
                 keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
             length = cached + new + targets
             step = max(1, WORKSPACE // (4 * keys.shape[1] * length * keys.element_size()))
@@ -156,8 +156,8 @@ class Gathered(Reference):
 
     @cached_property
     def _offsets(self) -> Tensor:
-        ends = np.cumsum([0, *map(sum, zip(*self._lengths, strict=True))], dtype=np.int32)
-        return torch.from_numpy(ends).to(self.sequences.table.cached.device)
+        ends = np.cumsum([0, *map(sum, zip(*self._lengths, strict=True))])
+        return send([ends], self.sequences.table.cached.device)[0].int()
 
     @cached_property
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -174,9 +174,12 @@ class Gathered(Reference):
             old.append(at + start)
             fresh.append(np.arange(start + cached, start + cached + new + targets))
             start += cached + new + targets
-        device = given.table.cached.device
-        found = [torch.from_numpy(np.concatenate([NOTHING, *part])).to(device) for part in (pages, slots, old, fresh)]
+        found = _sent((pages, slots, old, fresh), given.table.cached.device)
         return found[0], found[1], found[2], found[3]
+
+
+def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tensor]:
+    return send([np.concatenate([NOTHING, *arrays]) for arrays in lists], device)
 
 
 AttentionMaker = Callable[[Sequences], Attention]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnbench.models.hstu_ranking.config import ACTION_DIM, ACTION_HIDDEN, ModelConfig
+from attnbench.models.hstu_ranking.operations import PLAIN, Operations
 from attnbench.models.hstu_ranking.rows import POSITIONS, TIME_BUCKETS, Rows
 
 CATEGORIES = 128
@@ -32,10 +33,11 @@ class Tokens(nn.Module):
         self.down = nn.Linear(config.width, config.hidden) if config.width != config.hidden else None
         self.positions = nn.Parameter(torch.empty(config.history_tokens + 1, config.hidden))
 
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, rows: Rows, operations: Operations = PLAIN) -> Tensor:
         """[rows, hidden]."""
-        x = functional.embedding(rows.ids, self.table).to(self.positions.dtype)
-        x = x if self.down is None else self.down(x)
+        if self.down is None:
+            return operations.embed(rows.ids, rows.positions, self.table, self.positions)
+        x = self.down(functional.embedding(rows.ids, self.table).to(self.positions.dtype))
         return x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
 
 
@@ -56,7 +58,7 @@ class CountedBack(nn.Module):
         self.positions = nn.Parameter(torch.empty(POSITIONS, config.hidden))
         self.times = nn.Parameter(torch.empty(TIME_BUCKETS, config.hidden))
 
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, rows: Rows, operations: Operations = PLAIN) -> Tensor:
         """[rows, hidden]."""
         assert rows.actions is not None
         assert rows.times is not None
@@ -80,37 +82,45 @@ class Layer(nn.Module):
         self.norm_out = nn.LayerNorm(wide, eps=config.eps)
         self.out = nn.Linear(wide if self.whole else 3 * wide, config.hidden, bias=False)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[rows, hidden] to u [rows, heads · dim] and q, k, v [rows, heads, dim]."""
-        uvqk = self.uvqk(self.norm(x))
+    def project(self, x: Tensor, operations: Operations = PLAIN) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[rows, hidden] to u [rows, heads · dim], before its SiLU, and q, k, v [rows, heads, dim]."""
+        wide = self.heads * self.dim
+        u, vqk = self.uvqk(operations.norm(x, self.norm)).split((wide, 3 * wide), dim=1)
         if self.whole:
-            uvqk = functional.silu(uvqk)
-        u, v, q, k = uvqk.split(self.heads * self.dim, dim=1)
+            vqk = operations.silu(vqk)
+        v, q, k = vqk.split(wide, dim=1)
         q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
         return u, q, k, v
 
-    def output(self, x: Tensor, u: Tensor, attended: Tensor) -> Tensor:
-        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim]."""
-        a = attended.flatten(1)
-        if self.whole:
-            return x + self.out(self.norm_out(a) * u)
-        u = functional.silu(u)
-        return x + self.out(torch.cat([u, a, self.norm_out(a) * u], dim=1))
+    def output(self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN,
+               count: Tensor | None = None) -> Tensor:
+        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
+
+        The input may be overwritten.  `count` [1] says how many rows attention has an output for; None: all.
+        """
+        gated = operations.gate(attended.flatten(1), u, self.norm_out, self.whole, count)
+        return operations.add(x, gated, self.out.weight)
 
 
 class Towers(nn.Module):
     """Logits of the candidates: rows of length one (LayerNorm, where times count back), then an MLP a tower."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One MLP a tower."""
+        """One MLP a tower; weights of all towers stand in one tensor, so that a product serves all."""
         super().__init__()
         self.norm = nn.LayerNorm(config.hidden, eps=config.eps) if config.recency else None
-        self.towers = nn.ModuleList(_mlp((config.hidden, *config.head)) for _ in range(config.towers))
+        sizes = list(pairwise((config.hidden, *config.head)))
+        self.weights = nn.ParameterList(torch.empty(config.towers, after, before) for before, after in sizes)
+        self.biases = nn.ParameterList(torch.empty(config.towers, after) for _, after in sizes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[candidates, hidden] to [candidates, tasks]."""
-        x = functional.normalize(x, dim=1, eps=1e-6) if self.norm is None else self.norm(x)
-        return torch.cat([tower(x) for tower in self.towers], dim=1)
+    def forward(self, x: Tensor, candidates: Tensor, operations: Operations = PLAIN) -> Tensor:
+        """[rows, hidden], of which [candidates] are to be scored, to [candidates, tasks]."""
+        x = operations.unit(x, candidates) if self.norm is None else self.norm(x.index_select(0, candidates))
+        first = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
+        y = first.view(len(x), *self.biases[0].shape).transpose(0, 1)
+        for weight, bias in zip(list(self.weights)[1:], list(self.biases)[1:], strict=True):
+            y = torch.baddbmm(bias[:, None], functional.relu(y), weight.mT)
+        return y.transpose(0, 1).flatten(1)
 
 
 def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,12 +15,14 @@ from attnbench.errors import UsageError, refusal
 from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Sequences, attention_of
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
+from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operations_of
 from attnbench.models.hstu_ranking.request import Request, check, history_ids
-from attnbench.models.hstu_ranking.rows import Rows, make_rows
-from attnbench.models.paged_cache import CacheStep, PagedCache
-from attnbench.models.paged_cache.tables import make_table
+from attnbench.models.hstu_ranking.rows import Rows
+from attnbench.models.hstu_ranking.staging import Sizes, Staging
+from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 
 USUAL_PAGE = 64
+Mark = Callable[[str], AbstractContextManager[object]]
 
 
 class HstuRanking(nn.Module):
@@ -45,16 +48,15 @@ class HstuRanking(nn.Module):
         self.requires_grad_(False)
         self._fill(seed)
         self._weights = list(self.parameters())
+        self.operations: Operations = operations_of(self.device, dtype)
 
     def _fill(self, seed: int) -> None:
         drawn = torch.Generator(self.device).manual_seed(seed)
         for name, weight in self.named_parameters():
             if "norm" in name:
                 weight.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=drawn)
-            elif weight.dim() == 2 and "." not in name.removeprefix("tokens."):
-                weight.normal_(0.0, 1.0 / weight.shape[1] ** 0.5, generator=drawn)  # a table: rows of length one
-            else:
-                weight.normal_(0.0, 0.02 if weight.dim() == 1 else weight.shape[1] ** -0.5, generator=drawn)
+            else:  # rows of a table have length one
+                weight.normal_(0.0, 0.02 if "bias" in name else weight.shape[-1] ** -0.5, generator=drawn)
 
     @property
     def device(self) -> torch.device:
@@ -67,15 +69,19 @@ class HstuRanking(nn.Module):
         return self.tokens.positions.dtype
 
     def in_precision(self, dtype: torch.dtype) -> HstuRanking:
-        """A copy that computes in another precision; it shares the table of tokens, whose rows it converts as used."""
+        """A copy that computes in another precision, all of it in torch.
+
+        It shares the table of tokens, whose rows it converts as used.
+        """
         shared = self.tokens.table
         found = copy.deepcopy(self, {id(shared): shared})
         for weight in found._weights:
             if weight is not shared:
                 weight.data = weight.data.to(dtype)
+        found.operations = PLAIN
         return found
 
-    def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool = True,
+    def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool | Choice = True,
                    offload_chunk: int = 1, poison: bool = False) -> PagedCache:
         """A cache that fits this model; arguments as of `PagedCache`.
 
@@ -135,32 +141,54 @@ class HstuRanking(nn.Module):
         """A step in which nothing is cached."""
         lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
         nothing: list[list[int]] = [[] for _ in requests]
-        table = make_table([0] * len(lengths), lengths, targets, nothing, self.device)
-        return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, table, nothing)
+        return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
 
     def prepare(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep,
                 attention: str | AttentionMaker, cache: PagedCache | None = None) -> Prepared:
-        """Leave out what is cached, send the rows to the device, and choose the attention.
+        """Leave out what is cached, send the rest to the device, and choose the attention.
 
         Raises:
             UsageError: there is no such attention.
         """
-        config = self.config
+        staging = Staging(self.config, Sizes.of(step), self.device)
+        staging.fill(requests, histories, step)
+        return self.prepared(staging, step, attention, cache)
+
+    def prepared(self, staging: Staging, step: CacheStep, attention: str | AttentionMaker,
+                 cache: PagedCache | None = None) -> Prepared:
+        """A step whose rows and table are in a buffer, or will be before it is run.
+
+        Raises:
+            UsageError: there is no such attention.
+        """
         sequences = Sequences(
-            step.table, step.cached, step.new, [len(one.candidates) for one in requests], step.pages,
-            cache.page_size if cache else USUAL_PAGE, config.dim ** -0.5, config.scaling_seqlen)
-        rows = make_rows(config, requests, histories, step.cached, self.device)
-        return Prepared(rows, attention_of(attention, sequences), step, cache)
+            staging.table, step.cached, step.new, step.targets, step.pages, cache.page_size if cache else USUAL_PAGE,
+            self.config.dim ** -0.5, self.config.scaling_seqlen)
+        return Prepared(staging.rows, staging.table.offsets[-1:], attention_of(attention, sequences), step, cache,
+                        step.wait_layer)
 
     @torch.no_grad()
-    def run(self, prepared: Prepared) -> Tensor:
-        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device."""
-        x = self.tokens(prepared.rows)
+    def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
+        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device.
+
+        Args:
+            prepared: the step.
+            mark: marks a range by its name, for profilers.
+        """
+        does = self.operations
+        with mark("embedding"):
+            x = self.tokens(prepared.rows, does)
         for number, layer in enumerate(self.layers):
-            u, q, k, v = layer.project(x)
-            prepared.append(number, k, v)
-            x = layer.output(x, u, prepared.attend(number, q, k, v))
-        return self.towers(x[prepared.rows.candidates])
+            with mark("projection"):
+                u, q, k, v = layer.project(x, does)
+            with mark("append"):
+                prepared.append(number, k, v)
+            with mark("attention"):
+                attended = prepared.attend(number, q, k, v)
+            with mark("output"):
+                x = layer.output(x, u, attended, does, prepared.count)
+        with mark("head"):
+            return self.towers(x, prepared.rows.candidates, does)
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)
@@ -175,14 +203,22 @@ class Prepared:
     """A step of which only the device's part is left."""
 
     rows: Rows
+    count: Tensor
+    "int32 [1]: rows that are in a sequence, the first ones"
     attention: Attention
     step: CacheStep
     cache: PagedCache | None
+    waits: Callable[[int], None]
+    "lets the device wait until a layer's pages are there"
+
+    def every_wait(self) -> Prepared:
+        """The same for any step, whether anything comes from host memory or not."""
+        return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, where there is a cache."""
         if self.cache is not None:
-            self.step.wait_layer(layer)
+            self.waits(layer)
             self.attention.append(self.cache.pool[layer], k, v)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -77,6 +77,10 @@ def _check_ids(who: str, name: str, ids: np.ndarray, size: int | tuple[int, ...]
     # An empty array is of any type: numpy's own is of floats.
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise UsageError(refusal(who, name, f"{ids.dtype}{list(ids.shape)}", "are no ids", "whole numbers in one dim"))
+    # One pass, as this is done for every id of every request: below 0 is far above as an unsigned number.
+    if not len(ids) or (isinstance(size, int) and ids.dtype == np.int64
+                        and np.maximum.reduce(ids.view(np.uint64)) < size):
+        return
     wrong = (ids < 0) | (ids >= np.asarray(size))
     if wrong.any():
         at = int(wrong.argmax())

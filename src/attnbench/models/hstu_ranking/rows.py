@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attnbench.models.hstu_ranking.config import ModelConfig
@@ -19,7 +18,11 @@ POSITIONS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """New history and candidates of all requests, one request after another; int64 on the model's device."""
+    """New history and candidates of all requests, one request after another; int32 on the model's device.
+
+    Rows and candidates may be more than a step has: those behind its own are row 0 of the tables, and nobody reads what
+    becomes of them.
+    """
 
     ids: Tensor
     "[rows] of the table"
@@ -33,45 +36,50 @@ class Rows:
     "[rows] bucket of the time since, of models that count back"
 
 
-def make_rows(config: ModelConfig, requests: Sequence[Request], histories: Sequence[np.ndarray],
-              cached: Sequence[int], device: torch.device) -> Rows:
-    """Rows of a step.
+def row_lengths(config: ModelConfig, rows: int, candidates: int) -> dict[str, int]:
+    """Numbers of each array of `Rows`."""
+    always = {"ids": rows, "positions": rows, "candidates": candidates}
+    return always | ({"actions": rows, "times": rows} if config.recency else {})
+
+
+def rows_of(config: ModelConfig, arrays: Mapping[str, Tensor]) -> Rows:
+    """Rows of arrays on the device."""
+    return Rows(**{name: arrays[name] for name in row_lengths(config, 0, 0)})
+
+
+def row_parts(config: ModelConfig, requests: Sequence[Request], histories: Sequence[np.ndarray],
+              cached: Sequence[int]) -> dict[str, list[np.ndarray]]:
+    """What stands in the arrays of `Rows`.
 
     Args:
         config: the model.
         requests: checked.
         histories: token ids of each.
         cached: tokens of each that need no row.
-        device: where the tensors are to be.
     """
-    ids, positions, candidates, actions, times = [], [], [], [], []
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in row_lengths(config, 0, 0)}
     start = 0
     for request, history, before in zip(requests, histories, cached, strict=True):
-        targets = request.candidates
-        length, count = len(history), len(targets)
-        ids += [history[before:], targets]
+        length, count = len(history), len(request.candidates)
+        parts["ids"] += [history[before:], request.candidates]
         if config.recency:
-            features = len(config.context)
-            back = np.minimum(np.arange(length, 0, -1), POSITIONS - 1)
-            positions += [back, np.zeros(count, dtype=np.int64)]
-            none = np.full(features, config.actions), np.full(count, config.actions)
-            actions += [none[0], request.actions, none[1]]
-            assert request.times is not None
-            since = np.sqrt(np.maximum(request.now - request.times, 0) / 60).astype(np.int64)
-            zeros: np.ndarray = np.zeros(features + count, dtype=np.int64)
-            times += [zeros[:features], np.minimum(since, TIME_BUCKETS - 1), zeros[features:]]
+            for name, found in _counted_back(config, request, length).items():
+                parts[name] += found
         else:
-            positions += [np.arange(before, length), np.full(count, length)]
+            parts["positions"] += [np.arange(before, length), np.full(count, length)]
         start += length - before
-        candidates.append(np.arange(start, start + count))
+        parts["candidates"].append(np.arange(start, start + count))
         start += count
-    parts = [ids, positions, candidates] + ([actions, times] if config.recency else [])
-    return Rows(*_send([np.concatenate([*part, []]).astype(np.int64) for part in parts], device))
+    return parts
 
 
-def _send(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Tensors of arrays, by one copy that nothing waits for."""
-    packed = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return list(packed.split([len(array) for array in arrays]))
+def _counted_back(config: ModelConfig, request: Request, length: int) -> dict[str, list[np.ndarray]]:
+    """Positions, actions and times of a request whose model counts back from it."""
+    assert request.times is not None
+    features, count = len(config.context), len(request.candidates)
+    back = np.minimum(np.arange(length, 0, -1), POSITIONS - 1)
+    since = np.sqrt(np.maximum(request.now - request.times, 0) / 60).astype(np.int64)
+    zeros: np.ndarray = np.zeros(features + count, dtype=np.int64)
+    return {"positions": [back, zeros[features:]],
+            "actions": [np.full(features, config.actions), request.actions, np.full(count, config.actions)],
+            "times": [zeros[:features], np.minimum(since, TIME_BUCKETS - 1), zeros[features:]]}

@@ -3,7 +3,7 @@
 A step of a batch goes like this:
 
     with cache.step(users, histories, targets) as step:      # look up, evict, allocate; pins the users
-        for layer in …: step.wait_layer(layer); append new history; attend over step.table
+        for layer in …: step.wait_layer(layer); append new history; attend over a table of step
                                                               # left without an error: the new history is cached
                                                               # left with one: as if the step had never been
 
@@ -17,7 +17,7 @@ under way.  Candidates are never cached.  Not for several threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,11 +28,11 @@ from torch import Tensor
 from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES
 from attnbench.models.paged_cache.step import CacheStep, Counts, Leaving, Moving
-from attnbench.models.paged_cache.tables import make_table
 from attnbench.models.paged_cache.tier import Entry, Tier
 from attnbench.models.paged_cache.transfers import Ticket, Transfers
 
 WHO = "kv-cache"
+Choice = Callable[[Sequence[int]], bool]
 
 
 class PagedCache:
@@ -40,7 +40,7 @@ class PagedCache:
 
     def __init__(
         self, *, layers: int, heads: int, dim: int, pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16,
-        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool = True, offload_chunk: int = 1,
+        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool | Choice = True, offload_chunk: int = 1,
         poison: bool = False, owner: object = None, transfers: Any = Transfers,
     ) -> None:
         """An empty cache; its memory is taken here and nowhere else.
@@ -54,7 +54,8 @@ class PagedCache:
             dtype: of keys and values.
             device: of the pool.
             host_pages: pages of host memory; 0: no offload.
-            reload: take host hits; without, host memory is filled but such tokens are computed again.
+            reload: take host hits; without, host memory is filled but such tokens are computed again.  Or what decides:
+                called with the tokens that a step would take from host memory, of each user.
             offload_chunk: tokens of a user that have to be new before they are copied out.
             poison: write NaN to pages that are freed, and to all at first: a stale read shows.
             owner: what the values depend on beside token ids; kept for whoever made the cache.
@@ -77,7 +78,8 @@ class PagedCache:
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
         "[layers, pages, 2, page_size, heads, dim]; [layer] is what the kernels take"
         self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
-        self._poison, self._reload, self._chunk = poison, reload, offload_chunk
+        self._poison, self._chunk = poison, offload_chunk
+        self.reload = reload
         self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, freed))
         self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, freed))
         self._transfers: Any = transfers(self.pool, self.host) if host_pages else None
@@ -129,6 +131,15 @@ class PagedCache:
         for moving in self._moving:
             moving.ticket.wait()
         self._poll()
+
+    def wait_layer(self, layer: int) -> None:
+        """Let the device wait for one layer of whatever comes from host memory; may be captured in a CUDA graph."""
+        if self._transfers is not None:
+            self._transfers.wait_layer(layer)
+
+    def copy_in(self, pages: int) -> None:
+        """Copy so many pages from host memory and wait for them: what this takes; of a cache that nobody uses."""
+        self._transfers.reload(list(range(pages)), list(range(pages))).wait()
 
     def truncate(self, user: int, tokens: int) -> None:
         """Forget all but a user's first tokens, on the device and in host memory; waits for its transfers.
@@ -228,8 +239,7 @@ class PagedCache:
         lengths = [len(history) for history in histories]
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
         pages = [list(entry.pages) for entry in entries]
-        step = CacheStep(list(users), cached, new, make_table(cached, new, targets, pages, self.pool.device), pages,
-                         tickets)
+        step = CacheStep(list(users), cached, new, list(targets), pages, tickets)
         for entry in entries:
             entry.pins += 1
         counts = self.counts
@@ -297,7 +307,7 @@ class PagedCache:
         """Start to copy in what host memory has of some histories; an entry's length says what will be there."""
         tier = self._host_tier
         found: list[tuple[Entry, Entry, int]] = []
-        for user, entry, history in missing if self._reload else []:
+        for user, entry, history in missing if self.reload else []:
             held = tier.entries.get(user)
             if held is None:
                 continue
@@ -307,7 +317,7 @@ class PagedCache:
             tier.touch(user)
             if held.length:
                 found.append((entry, held, tier.needed(held.length)))
-        if not found:
+        if not found or (callable(self.reload) and not self.reload([held.length for _, held, _ in found])):
             return
         try:
             ticket = self._transfers.reload([page for _, held, count in found for page in held.pages[:count]],

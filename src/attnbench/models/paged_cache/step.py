@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.paged_cache.tier import Entry
 from attnbench.models.paged_cache.transfers import Ticket
 
@@ -44,11 +43,21 @@ class CacheStep:
     "tokens of each user that need not be computed"
     new: list[int]
     "tokens of history that do"
-    table: Step
-    "for append and attention"
+    targets: list[int]
+    "candidates"
     pages: list[list[int]]
     "of each user, for cached and new history"
     tickets: list[Ticket] = field(default_factory=list)
+
+    @property
+    def max_new(self) -> int:
+        """Most rows of a user: new history and candidates."""
+        return max(map(sum, zip(self.new, self.targets, strict=True)), default=0)
+
+    @property
+    def max_cached(self) -> int:
+        """Most cached tokens of a user."""
+        return max(self.cached, default=0)
 
     def wait_layer(self, layer: int) -> None:
         """Let the device wait until what is copied in from the host is there, for one layer; the host goes on."""

@@ -1,42 +1,53 @@
-"""The table of a step: made on the host from lengths it knows, sent in one copy that nothing waits for."""
+"""The table of a step as the kernels take it: made on the host from lengths it knows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from attnbench.kernels.hstu.paged.problem import Step
+from attnbench.models.paged_cache.packing import Packing
+from attnbench.models.paged_cache.step import CacheStep
 
-ALIGNED = 4
-"Numbers that parts of the table are padded to: 16 bytes, or kernels would be compiled for each alignment."
+ARRAYS = ("offsets", "cached", "indptr", "num_targets", "indices")
 
 
-def make_table(cached: Sequence[int], new: Sequence[int], targets: Sequence[int], pages: Sequence[list[int]],
-               device: torch.device) -> Step:
-    """Make the table of a step.
+def table_lengths(batch: int, entries: int) -> dict[str, int]:
+    """Numbers of each array of a table.
 
     Args:
-        cached: tokens of each user that are cached before the step.
-        new: new tokens of history.
-        targets: candidates.
-        pages: of each user, for cached and new history.
-        device: where the table is to be.
+        batch: sequences.
+        entries: pages of all of them.
     """
-    rows = np.asarray(new, dtype=np.int32) + np.asarray(targets, dtype=np.int32)
-    held = np.fromiter((len(one) for one in pages), np.int32, len(pages))
-    parts = (np.concatenate(([0], rows.cumsum())), np.asarray(cached), np.concatenate(([0], held.cumsum())),
-             np.asarray(targets), np.concatenate([np.asarray(one, dtype=np.int32) for one in (*pages, [])]))
-    starts = np.cumsum([0] + [-(-len(part) // ALIGNED) * ALIGNED for part in parts])
-    packed = np.zeros(starts[-1], dtype=np.int32)
-    for start, part in zip(starts, parts, strict=False):
-        packed[start:start + len(part)] = part
-    table = torch.from_numpy(packed)
-    if device.type == "cuda":
-        # Pinned memory comes from torch's cache, which gives it to nobody else before the copy is over.
-        table = table.pin_memory().to(device, non_blocking=True)
-    offsets, before, indptr, candidates, indices = (
-        table[start:start + len(part)] for start, part in zip(starts, parts, strict=False))
-    return Step(offsets=offsets, cached=before, indptr=indptr, indices=indices, num_targets=candidates,
-                max_new=int(rows.max(initial=0)), max_cached=max(cached, default=0))
+    return {"offsets": batch + 1, "cached": batch, "indptr": batch + 1, "num_targets": batch, "indices": entries}
+
+
+def table_parts(step: CacheStep, batch: int) -> dict[str, list[Sequence[int]]]:
+    """What stands in the arrays of a table.
+
+    Args:
+        step: what it is a table of.
+        batch: sequences that the table has room for; those beyond the step's own have no rows and no pages.
+    """
+    offsets = list(accumulate(map(sum, zip(step.new, step.targets, strict=True)), initial=0))
+    indptr = list(accumulate(map(len, step.pages), initial=0))
+    beyond = batch - len(step.users)
+    return {"offsets": [offsets, offsets[-1:] * beyond], "cached": [step.cached],
+            "indptr": [indptr, indptr[-1:] * beyond],
+            "num_targets": [step.targets], "indices": [list(chain.from_iterable(step.pages))]}
+
+
+def table_of(arrays: Mapping[str, Tensor], *, max_new: int, max_cached: int) -> Step:
+    """A table of arrays on the device, under bounds of the rows and the cached tokens of a sequence."""
+    return Step(**{name: arrays[name] for name in ARRAYS}, max_new=max_new, max_cached=max_cached)
+
+
+def make_table(step: CacheStep, device: torch.device) -> Step:
+    """The table of one step by itself."""
+    packing = Packing(table_lengths(len(step.users), sum(map(len, step.pages))))
+    buffer = packing.empty(device)
+    packing.fill(table_parts(step, len(step.users)), buffer)
+    return table_of(packing.views(buffer), max_new=step.max_new, max_cached=step.max_cached)

@@ -6,13 +6,14 @@ An axis that other workloads have too keeps its default there: they share one fl
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from attnbench.models.hstu_ranking.config import CONFIGS
 from attnbench.workloads.attention.axes import parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of
 from attnbench.workloads.hstu.axes import parse_count
-from attnbench.workloads.hstu_serving.case import CACHES, PAGE_SIZES
+from attnbench.workloads.hstu_serving.case import CACHES, ON_HOST_HIT, PAGE_SIZES
 
 NO_CACHE = "no-cache"
 
@@ -36,6 +37,14 @@ def parse_share(text: str) -> float:
     return value
 
 
+def parse_file(text: str) -> str:
+    """Read the path of a file that is there; the worker reads it from any folder."""
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ValueError("a safetensors file that is there")
+    return str(path.absolute())
+
+
 def parse_page_size(text: str) -> int:
     """Read a page size."""
     return int(one_of(*map(str, PAGE_SIZES))(text))
@@ -48,7 +57,10 @@ AXES = (
     Axis("new_tokens", parse_count, "tokens of each history since then", 256),
     Axis("cache", parse_cache, f"where the cached tokens are: {', '.join(CACHES)}", CACHES[0]),
     Axis("pool_share", parse_share, "share of them that the pool still holds; default: 0.5 of partial, else 1", None),
+    Axis("on_host_hit", one_of(*ON_HOST_HIT), "tokens in host memory: reload, recompute, or auto, what is quicker; "
+         "default: reload", None),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
+    Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
     Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
 )

@@ -4,7 +4,7 @@ A user's history has `cached` + `new_tokens` tokens.  Keys and values of the fir
 earlier step and lie where `cache` says; the others are new.  The step scores `num_candidates` candidates of each user.
 
     gpu-hit     all cached tokens are in pages on the device
-    host-hit    all are in host memory, none on the device
+    host-hit    all are in host memory, none on the device; `on_host_hit` says whether the step brings them back
     partial     the first `pool_share` of them are in pages on the device, the rest is nowhere and computed again
 
 How the step is carried out (by which attention, with or without the cache, launch by launch or as a CUDA graph) is the
@@ -16,6 +16,7 @@ Imports without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
@@ -24,9 +25,12 @@ from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 
 WHO = "hstu-serving"
 CACHES = ("gpu-hit", "host-hit", "partial")
+ON_HOST_HIT = ("reload", "recompute", "auto")
 PAGE_SIZES = (32, 64, 128)
 MOST_BATCH, MOST_TOKENS = 1024, 2**20
 USUAL_SHARE = 0.5
+LONGEST_STEM = 24
+"Letters of a checkpoint's name in the id of a case."
 
 _FOLLOWS: Any = None
 
@@ -50,7 +54,11 @@ class ServingCase:
     cache: str = "gpu-hit"
     pool_share: float = _FOLLOWS
     "share of the cached tokens that the pool on the device still holds; not given: 0.5 of partial, else 1"
+    on_host_hit: str = _FOLLOWS
+    "what a step does with tokens in host memory: reload, recompute, or what is measured to be quicker (auto)"
     model: str = "bench"
+    checkpoint: str | None = None
+    "safetensors file of the model's weights; None: random ones by seed"
     page_size: int = 64
     dtype: str = "fp16"
 
@@ -63,9 +71,12 @@ class ServingCase:
         for name, accepted in (("cache", CACHES), ("dtype", ACCEPTED_DTYPES)):
             if getattr(self, name) not in accepted:
                 raise unknown(WHO, name, getattr(self, name), accepted)
+        if self.checkpoint is not None and (type(self.checkpoint) is not str or not self.checkpoint):
+            raise _refuse("checkpoint", repr(self.checkpoint)[:40], "names no file", "a safetensors file")
         if self.page_size not in PAGE_SIZES:
             raise _refuse("page_size", self.page_size, "is not supported", f"one of {', '.join(map(str, PAGE_SIZES))}")
         self._check_share()
+        self._check_host_hit()
         self._check_lengths(config_of(self.model))
 
     def _check_share(self) -> None:
@@ -78,6 +89,15 @@ class ServingCase:
         if self.cache != "partial" and share != 1:
             raise _refuse("pool_share", share, f"does not go with cache={self.cache}, which finds all cached tokens",
                           "1, or cache=partial")
+
+    def _check_host_hit(self) -> None:
+        if self.on_host_hit is None:
+            object.__setattr__(self, "on_host_hit", ON_HOST_HIT[0])
+        if self.on_host_hit not in ON_HOST_HIT:
+            raise unknown(WHO, "on_host_hit", self.on_host_hit, ON_HOST_HIT)
+        if self.cache != "host-hit" and self.on_host_hit != ON_HOST_HIT[0]:
+            raise _refuse("on_host_hit", self.on_host_hit, f"does not go with cache={self.cache}, which has nothing in "
+                          "host memory", "cache=host-hit")
 
     def _check_lengths(self, config: ModelConfig) -> None:
         if self.num_candidates > config.max_candidates:
@@ -131,9 +151,12 @@ class ServingCase:
     @property
     def id(self) -> str:
         """Short name such as ``bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16``."""
-        share = f"{self.pool_share:g}".replace(".", "_") if self.cache == "partial" else ""
-        return "-".join([self.model, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
-                         f"n{self.new_tokens}", self.cache + share, f"p{self.page_size}", self.dtype])
+        how = f"{self.pool_share:g}".replace(".", "_") if self.cache == "partial" else ""
+        how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
+        stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
+        weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""
+        return "-".join([self.model + weights, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
+                         f"n{self.new_tokens}", self.cache + how, f"p{self.page_size}", self.dtype])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -1,6 +1,7 @@
 """Seeded inputs of a `ServingCase`: the model, and a request of each user with the one before it.
 
-Weights are the same for every seed: they belong to the case's model.  A seed draws users and what they ask.
+Weights are the same for every seed: they belong to the case's model, or are those of its checkpoint.  A seed draws
+users and what they ask.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import unknown
+from attnbench.models.hstu_ranking.checkpoint import load
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
@@ -24,7 +27,7 @@ from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 
 WEIGHTS_SEED = 0
 MINUTE = 60
-_MODELS: WeakValueDictionary[tuple[str, str, str], HstuRanking] = WeakValueDictionary()
+_MODELS: WeakValueDictionary[tuple[str, str | None, str, str], HstuRanking] = WeakValueDictionary()
 "Of the inputs that are in use: two sets of inputs of a case share one."
 
 
@@ -118,10 +121,12 @@ def _users(seed: int, count: int) -> Sequence[int]:
 
 
 def _model(case: ServingCase, device: str | torch.device) -> HstuRanking:
-    key = (case.model, case.dtype, str(device))
+    key = (case.model, case.checkpoint, case.dtype, str(device))
     found = _MODELS.get(key)
     if found is None:
         _check_memory(case, device)
         found = HstuRanking(case.config, seed=WEIGHTS_SEED, dtype=torch_dtype(case.dtype), device=device)
+        if case.checkpoint is not None:
+            load(found, Path(case.checkpoint))
         _MODELS[key] = found
     return found

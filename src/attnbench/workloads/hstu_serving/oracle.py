@@ -22,9 +22,7 @@ def evaluate(inputs: ServingInputs, *, dtype: torch.dtype, unseen: int = 0) -> d
     Returns:
         out [batch · num_candidates, tasks].
     """
-    model = inputs.model
-    if dtype != model.dtype:
-        model = model.in_precision(dtype)
+    model = inputs.model.in_precision(dtype)
     attention = partial(_Blind, unseen) if unseen else Reference
     # A user at a time: users do not see each other, and results are then the same in any batch.
     return {"out": torch.cat([model([request], attention=attention) for request in inputs.requests()])}

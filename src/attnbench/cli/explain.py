@@ -1,0 +1,44 @@
+"""`attnbench explain`: what attention takes of a whole step, and what another attention should buy and bought."""
+
+from __future__ import annotations
+
+import argparse
+
+from attnbench.cli.output import Output
+from attnbench.cli.parser import Parser
+from attnbench.cli.saved import read_run
+from attnbench.errors import UsageError, refusal, unknown
+
+WHO = "attnbench explain"
+LATEST = "latest"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", nargs="?", default=LATEST, metavar="RUN", help=(
+        "a run of whole steps: a run file, the id of one in --out or in the history, latest or previous (default: "
+        "latest)"))
+    parser.add_argument("--baseline", metavar="NAME", help="the row to start from (default: the run's own baseline)")
+    parser.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
+    parser.example("attnbench explain", "attnbench explain 1a2b3c4d --baseline serving-paged")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print predicted and measured steps, case by case."""
+    from attnbench.presentation.block import backend_name
+    from attnbench.presentation.blocks import by_case
+    from attnbench.presentation.reconcile import reconciled
+    from attnbench.report.table import render_blocks
+
+    found = read_run(args.source, args.out, WHO)[1]
+    rows = list(dict.fromkeys(backend_name(record) for record in found.records))
+    if args.baseline is not None and args.baseline not in rows:
+        raise unknown(WHO, "--baseline", args.baseline, rows)
+    baseline = args.baseline or found.settings.baseline
+    blocks = [block for records in by_case(found.records).values()
+              for block in reconciled(records[0].case_id, records, baseline)]
+    if not blocks:
+        raise UsageError(refusal(WHO, "RUN", args.source, "has no case in which two rows time their attention",
+                                 "a run of hstu-serving or video with two backends or more"))
+    render_blocks(blocks, Output().console())
+    return 0

@@ -1,0 +1,1 @@
+"""What an HSTU model does beside products and attention, each in one launch."""

@@ -1,0 +1,180 @@
+"""Elementwise parts of an HSTU ranking model, one launch each; forward only.
+
+Arithmetic is in fp32, results are rounded once.  bf16, fp16 and fp32; nothing waits for the device, so a call can be
+captured in a CUDA graph.  All tensors of a call have one dtype and one device; indices are int32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
+
+__all__ = ["embed", "gate", "norm", "pick", "silu"]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST = 16384
+"Columns of a row: one program holds it in registers."
+LARGEST_GRID = 2**31
+SILU_BLOCK = 1024
+
+
+def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
+    """Rows of tokens with their positions.
+
+    Args:
+        ids: int32 [rows] of `table`.
+        positions: int32 [rows] of `places`.
+        table: [tokens, dim], contiguous.
+        places: [positions, dim], contiguous.
+        scale: factor of the token's row.
+
+    Returns:
+        [rows, dim].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
+    _same("hstu_embed", "places", places.shape[1], table.shape[1])
+    _same("hstu_embed", "positions", len(positions), len(ids))
+    out = table.new_empty(len(ids), table.shape[1])
+    if out.numel():
+        with torch.cuda.device_of(out):
+            hstu_embed[(len(ids),)](ids, positions, table, places, out, float(scale), **_block(table))
+    return out
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """Rows normalised over their columns (LayerNorm).
+
+    Args:
+        x: [rows, dim], contiguous.
+        weight: [dim].
+        bias: [dim].
+        eps: added to the variance.
+
+    Returns:
+        [rows, dim].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
+    for name, given in (("weight", weight), ("bias", bias)):
+        _same("hstu_norm", name, len(given), x.shape[1])
+    out = torch.empty_like(x)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            hstu_norm[(len(x),)](x, weight, bias, out, float(eps), **_block(x))
+    return out
+
+
+def silu(x: Tensor) -> Tensor:
+    """SiLU in place.
+
+    Args:
+        x: [rows, columns], last dim contiguous; changed.
+
+    Returns:
+        x.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_silu", {"x": x}, {}, strided="x")
+    if x.numel():
+        with torch.cuda.device_of(x):
+            hstu_silu[(len(x), -(-x.shape[1] // SILU_BLOCK))](x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+    return x
+
+
+def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
+         ) -> Tensor:
+    """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
+
+    Args:
+        a: [rows, dim] output of attention, contiguous.
+        u: [rows, dim], last dim contiguous.
+        weight: [dim] of the norm.
+        bias: [dim] of the norm.
+        eps: of the norm.
+        whole: the paper's layer, LN(a) s with s = SiLU(u); else Meta's [s, a, LN(a) s].
+        count: int32 [1]: rows of a that hold anything, the first ones; of the others a is taken as 0.  None: all.
+
+    Returns:
+        [rows, dim], or [rows, 3 dim] of Meta's layer.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_gate", {"a": a, "u": u, "weight": weight[None], "bias": bias[None]},
+           {} if count is None else {"count": count}, strided="u")
+    if count is not None:
+        _same("hstu_gate", "count", len(count), 1)
+    for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
+        _same("hstu_gate", name, x.shape[1], a.shape[1])
+    _same("hstu_gate", "u", len(u), len(a))
+    out = a.new_empty(len(a), a.shape[1] * (1 if whole else 3))
+    if out.numel():
+        with torch.cuda.device_of(out):
+            hstu_gate[(len(a),)](a, u, weight, bias, out, count, u.stride(0), float(eps), WHOLE=whole,
+                                 COUNTED=count is not None, **_block(a))
+    return out
+
+
+def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Some rows, each divided by its length.
+
+    Args:
+        x: [n, dim], contiguous.
+        rows: int32 [rows] of x.
+        eps: least length.
+
+    Returns:
+        [rows, dim].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    _check("hstu_pick", {"x": x}, {"rows": rows})
+    out = x.new_empty(len(rows), x.shape[1])
+    if out.numel():
+        with torch.cuda.device_of(out):
+            hstu_pick[(len(rows),)](x, rows, out, float(eps), **_block(x))
+    return out
+
+
+def _block(x: Tensor) -> dict[str, int]:
+    block = triton.next_power_of_2(x.shape[1])
+    return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+
+
+def _check(who: str, values: dict[str, Tensor], indices: dict[str, Tensor], strided: str = "") -> None:
+    first = next(iter(values.values()))
+    for name, x in values.items():
+        if x.dim() != 2 or not 1 <= x.shape[1] <= LARGEST:
+            raise _wrong(who, f"{name}.shape", tuple(x.shape), "does not fit", f"rows of 1 to {LARGEST} columns")
+        if x.dtype not in DTYPES or x.dtype != first.dtype:
+            raise _wrong(who, f"{name}.dtype", x.dtype, "does not fit", "bfloat16, float16 or float32, all the same")
+        if not (x.is_contiguous() or (name == strided and x.stride(1) == 1)):
+            raise _wrong(who, f"{name}.stride", x.stride(), "has gaps", "rows one after another")
+    for name, x in indices.items():
+        if x.dtype != torch.int32 or x.dim() != 1 or not x.is_contiguous() or len(x) >= LARGEST_GRID:
+            raise _wrong(who, name, f"{x.dtype}{list(x.shape)}", "are no indices", "int32 in one dim, contiguous")
+    for name, x in {**values, **indices}.items():
+        if x.device != first.device:
+            raise _wrong(who, f"{name}.device", x.device, "does not fit", str(first.device))
+        if x.device.type != "cuda" and isinstance(hstu_pick, triton.JITFunction):
+            raise _wrong(who, f"{name}.device", x.device, "has no compiled kernels", "a CUDA device")
+
+
+def _same(who: str, name: str, count: int, wanted: int) -> None:
+    if count != wanted:
+        raise _wrong(who, f"{name}.shape", count, "does not fit", str(wanted))
+
+
+def _wrong(who: str, name: str, value: object, why: str, accepted: str) -> ValueError:
+    return ValueError(f"{who}: {name}={value} {why}; {accepted}")

@@ -1,0 +1,103 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
+
+    hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
+    hstu_norm     y[i] = LN(x[i])
+    hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
+    hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
+    hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """A row of tokens with its position."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    there = dims < DIM
+    token = tl.load(ids_ptr + row).to(tl.int64)
+    place = tl.load(positions_ptr + row).to(tl.int64)
+    x = tl.load(table_ptr + token * DIM + dims, mask=there, other=0.0).to(tl.float32)
+    p = tl.load(places_ptr + place * DIM + dims, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * DIM + dims, (x * scale + p).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+@no_type_check
+def normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM: tl.constexpr):
+    """LN of a row in fp32."""
+    there = dims < DIM
+    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    off = tl.where(there, x - tl.sum(x, axis=0) / DIM, 0.0)
+    return off * tl.rsqrt(tl.sum(off * off, axis=0) / DIM + eps) * weight + bias
+
+
+@triton.jit
+@no_type_check
+def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """A row, normalised."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    normed = normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM)
+    tl.store(out_ptr + row * DIM + dims, normed.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit
+@no_type_check
+def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
+    """A part of a row."""
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < columns
+    place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
+    x = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, (x / (1.0 + tl.exp(-x))).to(x_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+@no_type_check
+def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, count_ptr, u_row, eps, DIM: tl.constexpr,
+              BLOCK: tl.constexpr, WHOLE: tl.constexpr, COUNTED: tl.constexpr):
+    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    there = dims < DIM
+    a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
+    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
+    kind = out_ptr.dtype.element_ty
+    s = u / (1.0 + tl.exp(-u))
+    gated = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM) * s
+    if COUNTED:
+        # Nobody has written what attention gives for these rows: it may be no number.
+        known = row < tl.load(count_ptr)
+        gated = tl.where(known, gated, 0.0)
+        a = tl.where(known, a, 0.0)
+    if WHOLE:
+        tl.store(out_ptr + row * DIM + dims, gated.to(kind), mask=there)
+    else:
+        to = out_ptr + row * (3 * DIM) + dims
+        tl.store(to, s.to(kind), mask=there)
+        tl.store(to + DIM, a.to(kind), mask=there)
+        tl.store(to + 2 * DIM, gated.to(kind), mask=there)
+
+
+@triton.jit
+@no_type_check
+def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """A picked row, of length one."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    there = dims < DIM
+    source = tl.load(rows_ptr + row).to(tl.int64)
+    x = tl.load(x_ptr + source * DIM + dims, mask=there, other=0.0).to(tl.float32)
+    length = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), eps)
+    tl.store(out_ptr + row * DIM + dims, (x / length).to(out_ptr.dtype.element_ty), mask=there)

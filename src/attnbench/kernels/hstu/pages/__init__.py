@@ -1,0 +1,1 @@
+"""Pages of a cache copied between two memories by one launch."""

@@ -1,0 +1,60 @@
+"""Pages of one layer copied from one pool to another, in any order, by one launch that nothing waits for."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.hstu.pages.portable import hstu_copy_pages
+
+__all__ = ["copy_pages"]
+
+WHO = "hstu_copy_pages"
+PROGRAMS, BLOCK, WARPS = 64, 2048, 8
+WORD = 8
+
+
+def copy_pages(source: Tensor, target: Tensor, from_pages: Tensor, to_pages: Tensor, *, programs: int = PROGRAMS
+               ) -> None:
+    """Copy pages: target[to_pages[i]] = source[from_pages[i]].
+
+    Args:
+        source: [pages, …], contiguous; on the card or in pinned host memory.
+        target: [pages, …] of the same page, contiguous, on the card; changed.
+        from_pages: int64 [n] on the card.
+        to_pages: int64 [n] on the card, each once.
+        programs: that take turns with the pages.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    page_bytes = source[0].numel() * source.element_size() if len(source) else 0
+    if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
+        raise _wrong("source", f"{source.dtype}{list(source.shape[1:])}", "does not fit",
+                     f"pages of {target.dtype}{list(target.shape[1:])}, as of the target")
+    if not source.is_contiguous() or not target.is_contiguous() or page_bytes % WORD:
+        raise _wrong("source", list(source.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
+    for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
+        if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
+            raise _wrong(name, f"{x.dtype}{list(x.shape)}", "does not fit", "int64 in one dim on the target's device, "
+                         "as many of both")
+    compiled = isinstance(hstu_copy_pages, triton.JITFunction)
+    if compiled and target.device.type != "cuda":
+        raise _wrong("target.device", target.device, "has no compiled kernels", "a CUDA device")
+    if compiled and source.device != target.device and not source.is_pinned():
+        raise _wrong("source.device", source.device, "is not read by the card", "its own memory, or pinned host memory")
+    if not len(from_pages):
+        return
+    words = page_bytes // WORD
+    with torch.cuda.device_of(target):
+        hstu_copy_pages[(min(programs, len(from_pages) * -(-words // BLOCK)),)](
+            _words(source), _words(target), from_pages, to_pages, len(from_pages), words, BLOCK=BLOCK, num_warps=WARPS)
+
+
+def _words(pool: Tensor) -> Tensor:
+    return pool.view(-1).view(torch.int64)
+
+
+def _wrong(name: str, value: object, why: str, accepted: str) -> ValueError:
+    return ValueError(f"{WHO}: {name}={value} {why}; {accepted}")

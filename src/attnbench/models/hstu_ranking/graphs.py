@@ -1,0 +1,148 @@
+"""Whole steps as CUDA graphs: a graph serves all steps of a bucket of sizes.
+
+A graph reads rows and table from a buffer that stays where it is, and is launched by bounds that hold for its bucket;
+so a step is one copy into that buffer and one launch, the towers of the candidates included.  The normaliser of the
+attention is a constant of the model, rows beyond a step's own are in no sequence, and every other operation works row
+by row: the scores do not depend on the bucket.
+
+Without capture the same buffers are run launch by launch; this is how a CPU tests them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.models.hstu_ranking.attention import AttentionMaker
+from attnbench.models.hstu_ranking.model import USUAL_PAGE, HstuRanking
+from attnbench.models.hstu_ranking.request import Request
+from attnbench.models.hstu_ranking.staging import Sizes, Staging
+from attnbench.models.paged_cache import CacheStep, PagedCache
+
+
+@dataclass(slots=True)
+class _Bucket:
+    staging: Staging
+    graph: Any = None
+    out: Tensor | None = None
+
+
+class StepGraphs:
+    """The graphs of a model over a cache; not for several threads."""
+
+    def __init__(self, model: HstuRanking, *, cache: PagedCache | None = None,
+                 attention: str | AttentionMaker = "paged", capture: bool | None = None, most: int = 64) -> None:
+        """No graph yet.
+
+        Args:
+            model: whose steps these are.
+            cache: of the steps; None: nothing is cached.
+            attention: one that takes all lengths from the table on the device.
+            capture: make graphs; None: on a card.
+            most: buckets to keep, those used last.
+        """
+        self.model, self.cache, self.attention, self.most = model, cache, attention, most
+        self.capture = model.device.type == "cuda" if capture is None else capture
+        self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
+        self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
+        self.captured = 0
+
+    @property
+    def sizes(self) -> list[Sizes]:
+        """Sizes of the buckets there are, the one used last at the end."""
+        return list(self._buckets)
+
+    @torch.no_grad()
+    def __call__(self, requests: Sequence[Request]) -> Tensor:
+        """Score the candidates of a batch, as the model itself does.
+
+        Raises:
+            UsageError: a request or the cache cannot be used; one line says why.
+        """
+        histories = self.model.histories(requests, self.cache)
+        if self.cache is None:
+            return self.run(requests, histories, self.model.uncached(requests, histories))
+        targets = [len(one.candidates) for one in requests]
+        with self.cache.step([one.user for one in requests], histories, targets) as step:
+            return self.run(requests, histories, step)
+
+    @torch.no_grad()
+    def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
+        """Logits [candidates, tasks] of a step; they are overwritten by the next step of the same bucket.
+
+        Args:
+            requests: of the step, checked.
+            histories: token ids of each.
+            step: what of them is cached, and in which pages.
+        """
+        sizes = Sizes.of(step)
+        bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
+        bucket.staging.fill(requests, histories, step)
+        if not self.capture:
+            bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
+        else:
+            if bucket.graph is None:
+                self._capture(bucket, step)
+            bucket.graph.replay()
+        assert bucket.out is not None
+        return bucket.out[:sizes.candidates]
+
+    def _bucket(self, sizes: Sizes) -> _Bucket:
+        found = self._buckets.get(sizes)
+        if found is None:
+            while len(self._buckets) >= self.most:
+                self._buckets.popitem(last=False)
+            found = self._buckets[sizes] = _Bucket(Staging(self.model.config, sizes, self.model.device))
+        self._buckets.move_to_end(sizes)
+        return found
+
+    def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
+        """Make a bucket's graph, by a step that it holds; what is written to the cache is what this step writes."""
+        prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).every_wait()
+
+        def run() -> None:
+            bucket.out = self.model.run(prepared)
+
+        bucket.graph = capture(run, self._memory)
+        self.captured += 1
+
+
+def capture(call: Callable[[], object], memory: Any = None) -> Any:
+    """A CUDA graph of what a call launches, which is called once before.
+
+    Args:
+        call: launches on the current stream and waits for nothing.
+        memory: the pool that its tensors lie in; None: one of its own.
+    """
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # what a first call compiles or allocates must not be captured
+        call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on with what cannot be captured.
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        call()
+    return graph
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call as a CUDA graph; what it returns is overwritten by each call."""
+    kept: list[Any] = []
+
+    def once() -> None:
+        kept[:] = [call()]
+
+    graph = capture(once)
+
+    def replay() -> Any:
+        graph.replay()
+        return kept[0]
+
+    return replay

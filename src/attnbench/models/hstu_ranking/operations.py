@@ -1,0 +1,122 @@
+"""What of a model is neither a product nor attention: in torch, or in one launch each by our kernels.
+
+A model on a card takes the kernels, anywhere else torch.  The right answer, in fp64, is always computed by torch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Operations(Protocol):
+    """All take and give tensors of the model's precision, [rows, columns]."""
+
+    name: str
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """Rows of tokens with their positions: x √d + P."""
+
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """LN(x)."""
+
+    def silu(self, x: Tensor) -> Tensor:
+        """SiLU; x may be overwritten."""
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+        """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s].
+
+        Rows of a from `count` [1] on hold nothing; what is returned for them is nobody's, but a number on a card, where
+        kernels may multiply what they read beyond a sequence by 0.
+        """
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """x + y Wᵀ; x may be overwritten."""
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows, each divided by its length."""
+
+
+class Plain:
+    """Each step of a formula by itself."""
+
+    name = "torch"
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """As of `Operations`."""
+        x = functional.embedding(ids, table).to(places.dtype)
+        return x * x.shape[1] ** 0.5 + functional.embedding(positions, places)
+
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """As of `Operations`."""
+        normed: Tensor = norm(x)
+        return normed
+
+    def silu(self, x: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return functional.silu(x)
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+        """As of `Operations`."""
+        s = functional.silu(u)
+        gated: Tensor = norm(a) * s
+        return gated if whole else torch.cat([s, a, gated], dim=1)
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return x + functional.linear(y, weight)
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return functional.normalize(x.index_select(0, rows), dim=1, eps=1e-6)
+
+
+class Fused:
+    """A launch each, computed in fp32 and rounded once."""
+
+    name = "triton"
+
+    def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import embed
+
+        return embed(ids, positions, table, places, scale=table.shape[1] ** 0.5)
+
+    def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import norm as normed
+
+        return normed(x, norm.weight, norm.bias, eps=norm.eps)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import silu
+
+        return silu(x)
+
+    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import gate
+
+        return gate(a, u, norm.weight, norm.bias, eps=norm.eps, whole=whole, count=count)
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """As of `Operations`."""
+        return x.addmm_(y, weight.t())  # in place: torch would first copy x to a result of its own
+
+    def unit(self, x: Tensor, rows: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import pick
+
+        return pick(x, rows, eps=1e-6)
+
+
+PLAIN, FUSED = Plain(), Fused()
+
+
+def operations_of(device: torch.device, dtype: torch.dtype) -> Operations:
+    """Those that a model uses if not told: the kernels on a card, in a precision they take."""
+    return FUSED if device.type == "cuda" and dtype.itemsize <= 4 else PLAIN

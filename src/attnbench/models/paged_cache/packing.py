@@ -1,0 +1,68 @@
+"""Integer arrays of a step in one int32 buffer on the device, so that one copy brings all of them.
+
+The buffer may be made for a step, or for a CUDA graph that reads the same addresses in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNED = 4
+"Numbers that each array is padded to: 16 bytes, or kernels would be compiled for each alignment."
+
+Parts = Mapping[str, Sequence["np.ndarray | Sequence[int]"]]
+"By array: what stands in it, one part after another."
+
+
+class Packing:
+    """Where each array lies in the buffer."""
+
+    def __init__(self, lengths: Mapping[str, int]) -> None:
+        """One after another, each aligned.
+
+        Args:
+            lengths: numbers of each array.
+        """
+        self._places: dict[str, tuple[int, int, int]] = {}
+        start = 0
+        for name, length in lengths.items():
+            following = start + -(-length // ALIGNED) * ALIGNED
+            self._places[name] = start, start + length, following
+            start = following
+        self.length = start
+
+    def empty(self, device: torch.device) -> Tensor:
+        """A buffer: int32 [length]."""
+        return torch.empty(self.length, dtype=torch.int32, device=device)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The arrays in a buffer, by name."""
+        return {name: buffer[start:stop] for name, (start, stop, _) in self._places.items()}
+
+    def fill(self, parts: Parts, buffer: Tensor) -> None:
+        """Write all arrays by one copy that the host does not wait for; what parts leave of an array is 0."""
+        on_card = buffer.device.type == "cuda"
+        # Pinned memory comes from torch's cache, which gives it to nobody else before the copy is over.
+        staged = torch.empty(self.length, dtype=torch.int32, pin_memory=True) if on_card else buffer
+        numbers = staged.numpy()
+        for name, (start, stop, following) in self._places.items():
+            at = start
+            for part in parts[name]:
+                numbers[at:at + len(part)] = part
+                at += len(part)
+            assert at <= stop, name
+            numbers[at:following] = 0
+        if on_card:
+            buffer.copy_(staged, non_blocking=True)
+
+
+def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """int64 tensors of arrays, by one copy that the host does not wait for."""
+    packed = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return list(packed.split([len(array) for array in arrays]))

@@ -1,0 +1,51 @@
+"""`attnbench explain`: from a run of whole steps to the table, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.cli import main
+
+TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
+        "--page-size", "32", "--device", "cpu", "--warmup", "1", "--iterations", "2"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    file = tmp_path_factory.mktemp("explain") / "run.json"
+    assert main(["run", "hstu-serving", *TINY, "--backends", "serving-eager,serving-gathered[hstu-eager]", "--no-save",
+                 "--json", str(file)]) == 0
+    return file
+
+
+def test_a_run_is_explained_and_its_own_tables_say_the_same(path, capsys):
+    assert main(["explain", str(path)]) == 0
+    explained = capsys.readouterr().out
+    assert explained.startswith("tiny-b1-t5-c62-n8-gpu-hit-p32-fp32\nexplained, ")
+    assert "predicted" in explained
+    assert main(["show", str(path), "--columns", "all"]) == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in explained.splitlines())
+    assert main(["explain", str(path), "--baseline", "serving-gathered[hstu-eager]"]) == 0
+    other = capsys.readouterr().out.splitlines()
+    assert other[2].startswith("serving-gathered[hstu-eager] ")
+    assert other[3].startswith("serving-eager ")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--baseline", "flex"], "attnbench explain: --baseline=flex is not known; one of serving-eager, serving-gathered"),
+    (["--out", "nowhere", "latest"], "attnbench explain: RUN=latest is not there; a run file"),
+])
+def test_what_cannot_be_explained_is_refused_in_one_line(words, said, path, capsys):
+    assert main(["explain", *([] if "latest" in words else [str(path)]), *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_without_whole_steps_is_refused(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    assert main(["run", "hstu-serving", *TINY, "--backends", "serving-eager", "--no-save", "--json", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(file)]) == 2
+    assert "has no case in which two rows time their attention; a run of hstu-serving" in capsys.readouterr().err

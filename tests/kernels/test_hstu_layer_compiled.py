@@ -1,0 +1,55 @@
+"""The kernels of an HSTU layer and of pages, compiled for the cards they are for: nothing spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from .aot import NO_OLDEST, Job, compile_with, tritons
+
+MODULE = "attnbench.kernels.hstu.layer.portable"
+ARGUMENTS = {
+    "hstu_embed": {"ids_ptr": "*i32:16", "positions_ptr": "*i32:16", "table_ptr": "*bf16:16", "places_ptr": "*bf16:16",
+                   "out_ptr": "*bf16:16", "scale": "fp32"},
+    "hstu_gate": {"a_ptr": "*bf16:16", "u_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "bias_ptr": "*bf16:16",
+                  "out_ptr": "*bf16:16", "count_ptr": "*i32", "u_row": "i32:16", "eps": "fp32"},
+    "hstu_norm": {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "bias_ptr": "*bf16:16", "out_ptr": "*bf16:16",
+                  "eps": "fp32"},
+    "hstu_pick": {"x_ptr": "*bf16:16", "rows_ptr": "*i32:16", "out_ptr": "*bf16:16", "eps": "fp32"},
+}
+
+
+def jobs_of(capability):
+    found = []
+    for name, arguments in ARGUMENTS.items():
+        for whole in (True, False) if name == "hstu_gate" else (None,):
+            for dim, warps in ((512, 2), (1024, 4)):
+                constants = {"DIM": dim, "BLOCK": dim} | ({} if whole is None else {"WHOLE": whole, "COUNTED": whole})
+                found.append(Job(f"{name} {dim} {whole}", f"{MODULE}:{name}", arguments, constants, capability, warps))
+    found.append(Job("silu", f"{MODULE}:hstu_silu", {"x_ptr": "*bf16:16", "row_stride": "i32:16", "columns": "i32:16"},
+                     {"BLOCK": 1024}, capability, 4))
+    found.append(Job("copy", "attnbench.kernels.hstu.pages.portable:hstu_copy_pages", {
+        "source_ptr": "*i64:16", "target_ptr": "*i64:16", "from_ptr": "*i64:16", "to_ptr": "*i64:16", "pages": "i32",
+        "words": "i32:16"}, {"BLOCK": 2048}, capability, 8))
+    return found
+
+
+@pytest.mark.parametrize(("version", "capability"), [("pinned", 80), ("pinned", 90), ("3.6", 90)])
+def test_a_row_stays_in_registers(version, capability):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    found = compile_with({version: tritons()[version]}, jobs_of(capability))[version]
+    assert len(found) == 12
+    for label, one in found.items():
+        assert one.spills == 0, label
+        assert one.registers <= 64, (label, one.registers)
+        assert one.shared <= 1024, (label, one.shared)
+
+
+def test_nothing_is_compiled_for_a_cpu():
+    from attnbench.kernels.hstu.layer.api import pick
+
+    with pytest.raises(ValueError, match=r"hstu_pick: x.device=cpu has no compiled kernels; a CUDA device"):
+        pick(torch.ones(3, 4), torch.zeros(3, dtype=torch.int32))

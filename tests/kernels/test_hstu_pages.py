@@ -1,0 +1,42 @@
+"""Pages copied between pools, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from .interpreter import interpreted
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 32, 3, 40), (2, 64, 2, 128)], ids=str)
+@pytest.mark.parametrize(("dtype", "programs"), [(torch.bfloat16, 3), (torch.float32, 64), (torch.float64, 1)], ids=str)
+def test_pages_arrive_where_they_are_wanted(shape, dtype, programs):
+    with interpreted("attnbench.kernels.hstu.pages.api") as (api,):
+        source = torch.arange(7 * torch.Size(shape).numel()).view(7, *shape).to(dtype)
+        for wanted in ([], [3], [6, 0, 2, 5]):
+            target = torch.full((9, *shape), -1.0, dtype=dtype)
+            places = [8, 1, 4, 0][:len(wanted)]
+            api.copy_pages(source, target, torch.tensor(wanted, dtype=torch.int64),
+                           torch.tensor(places, dtype=torch.int64), programs=programs)
+            assert torch.equal(target[places], source[wanted])
+            rest = [page for page in range(9) if page not in places]
+            assert (target[rest] == -1).all()
+
+
+def test_what_cannot_be_copied_is_named():
+    from attnbench.kernels.hstu.pages.api import copy_pages
+
+    pool, some = torch.zeros(3, 2, 32, 1, 4), torch.zeros(1, dtype=torch.int64)
+    for given, said in (
+        ((pool, pool.half(), some, some), r"source=torch.float32\[2, 32, 1, 4\] does not fit; pages of torch.float16"),
+        ((pool, pool[:, :1], some, some), "source=.* does not fit"),
+        ((pool[::2], pool[::2], some, some), "is no pool of whole words"),
+        ((pool, pool, some.int(), some), r"from_pages=torch.int32\[1\] does not fit; int64"),
+        ((pool, pool, some, some[:0]), r"to_pages=torch.int64\[0\] does not fit"),
+        ((pool, pool, some, some), r"target.device=cpu has no compiled kernels; a CUDA device"),
+    ):
+        with pytest.raises(ValueError, match=f"hstu_copy_pages: .*{said}") as refused:
+            copy_pages(*given)
+        assert "\n" not in str(refused.value)

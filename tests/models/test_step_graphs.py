@@ -1,0 +1,118 @@
+"""Steps from the fixed buffers of a graph: run launch by launch here, captured where there is a card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from attnbench.models.hstu_ranking import attention as attentions
+from attnbench.models.hstu_ranking.config import config_of
+from attnbench.models.hstu_ranking.graphs import StepGraphs
+from attnbench.models.hstu_ranking.model import HstuRanking
+from attnbench.models.hstu_ranking.staging import Sizes, rounded
+
+from .test_hstu_ranking import RECENCY, held, request
+
+TINY = config_of("tiny")
+
+
+@pytest.fixture(autouse=True)
+def nobody_reads_rows_that_are_not_there(monkeypatch):
+    """Attention leaves NaN in rows of no sequence: whoever reads one is found."""
+    attend = attentions.Reference.attend
+
+    def poisoned(self, pool, q, k, v):
+        out = attend(self, pool, q, k, v)
+        out[sum(self.sequences.new) + sum(self.sequences.targets):] = torch.nan
+        return out
+
+    monkeypatch.setattr(attentions.Reference, "attend", poisoned)
+
+
+SERIES = [[(1, 20, 5), (2, 3, 2)], [(1, 24, 5), (2, 9, 2)], [(2, 10, 1)], [(3, 0, 4)],
+          [(1, 24, 3), (2, 10, 0), (3, 40, 2)], [(1, 30, 0)], [(3, 15, 3)],
+          [(1, 50, 20), (2, 50, 20), (3, 50, 20), (4, 60, 20)], [(4, 61, 1)], [(4, 64, 3)]]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("variant", "dtype"), [("hstu", torch.float32), ("hstu", torch.bfloat16),
+                                                ("stu", torch.float64)], ids=str)
+def test_a_bucket_serves_many_steps_with_the_scores_of_each(variant, dtype, cached):
+    model = HstuRanking(replace(TINY, variant=variant), seed=4, dtype=dtype)
+    cache = model.make_cache(pages=24, page_size=32, poison=True) if cached else None
+    graphs = StepGraphs(model, cache=cache, attention="reference")
+    for users in SERIES:
+        requests = [request(*one) for one in users]
+        held(model, graphs(requests).clone(), requests)
+    assert len(graphs.sizes) < len(SERIES)
+    assert cache is None or cache.counts.hit > 0
+
+
+def test_scores_are_the_same_bits_in_any_bucket():
+    """Rows that are not there change nothing: neither their number nor what stood in the buffer before."""
+    model = HstuRanking(TINY, seed=4, dtype=torch.float64)
+    one = [request(1, 20, 5)]
+    alone = model(one)
+    graphs = StepGraphs(model, attention="reference")
+    for others in ([], [request(2, 40, 9)], [request(2, 1, 1), request(3, 99, 20)]):
+        graphs([request(8, 60, 20), request(9, 80, 17), *others])
+        torch.testing.assert_close(graphs(one + others)[:5], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_after_eviction_and_reload_a_step_from_fixed_buffers_is_right():
+    model = HstuRanking(TINY, seed=2, dtype=torch.float32)
+    cache = model.make_cache(pages=5, page_size=32, host_pages=20, poison=True)
+    graphs = StepGraphs(model, cache=cache, attention="reference")
+    for user, length in ((1, 40), (2, 30), (1, 41), (3, 60), (1, 44), (2, 31)):
+        requests = [request(user, length)]
+        held(model, graphs(requests), requests)
+    assert cache.counts.host_hit > 0
+    assert cache.counts.evicted_users >= 3
+
+
+def test_a_model_that_counts_back_runs_from_fixed_buffers_too():
+    model = HstuRanking(RECENCY, dtype=torch.float64)
+    graphs = StepGraphs(model, attention="reference")
+    for length in (20, 24, 3):
+        one = replace(request(1, length, 4), context=np.array([3]), times=np.arange(length) * 1000, now=60_000)
+        torch.testing.assert_close(graphs([one]), model([one]), rtol=1e-12, atol=1e-12)
+
+
+def test_a_bucket_has_room_for_its_steps_and_little_more():
+    drawn = np.random.default_rng(0)
+    for _ in range(300):
+        batch = int(drawn.integers(1, 20))
+        cached, new, targets = (drawn.integers(0, most, batch) for most in (5000, 300, 1100))
+        pages = [-(-int(length) // 64) for length in cached + new]
+        sizes = Sizes(batch, int((new + targets).sum()), int(targets.sum()), sum(pages), int((new + targets).max()),
+                      int(cached.max()))
+        bucket = sizes.bucket(64)
+        for name in Sizes.__slots__:
+            assert getattr(bucket, name) >= getattr(sizes, name), name
+        assert bucket.rows <= sizes.rows * 33 / 32 + 32
+        assert bucket.max_new <= sizes.max_new * 1.25 + 32
+        assert bucket.batch < 2 * batch
+        assert bucket.bucket(64) == bucket
+    assert [rounded(count, 32) for count in (0, 1, 384, 385, 5376, 10240, 10241, 43008)] == [
+        0, 32, 384, 416, 5376, 10240, 10496, 43008]
+
+
+def test_the_buckets_used_last_are_kept():
+    model = HstuRanking(TINY, dtype=torch.float32)
+    graphs = StepGraphs(model, attention="reference", most=2)
+    for length in (10, 40, 10, 90):
+        graphs([request(1, length)])
+    assert [sizes.rows for sizes in graphs.sizes] == [32, 192]
+
+
+def test_no_graph_is_made_where_the_requests_are_refused():
+    from attnbench.errors import UsageError
+
+    model = HstuRanking(TINY, dtype=torch.float32)
+    graphs = StepGraphs(model, attention="reference")
+    with pytest.raises(UsageError, match="user=1 is in the batch twice"):
+        graphs([request(1, 3), request(1, 4)])
+    assert graphs.sizes == []

@@ -1,0 +1,119 @@
+"""Captured steps on a card: the scores of each request, whatever happened to the cache, and no wait of the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench.models.hstu_ranking.config import config_of
+from attnbench.models.hstu_ranking.graphs import StepGraphs
+from attnbench.models.hstu_ranking.model import HstuRanking
+
+from .plain_ranking import plain_logits
+from .test_hstu_ranking import request
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.gpu
+
+WIDE = replace(config_of("tiny"), hidden=256, heads=2, dim=128)
+SERIES = [[(1, 14, 5), (2, 3, 2)], [(1, 15, 5), (2, 9, 2)], [(1, 16, 1)], [(3, 0, 4)],
+          [(1, 24, 3), (2, 10, 0), (3, 40, 2)], [(1, 30, 0)], [(1, 31, 3)], [(1, 32, 3)],
+          [(1, 50, 20), (2, 50, 20)], [(3, 50, 20), (4, 60, 20)], [(4, 61, 1)], [(2, 51, 9)],
+          [(4, 62, 1)], [(2, 52, 9), (1, 60, 2)], [(1, 61, 2), (3, 51, 8)], [(1, 30, 3)]]
+
+
+def held(model, found, requests):
+    weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
+    truth = torch.cat([plain_logits(model.config, weights, one) for one in requests]).cuda()
+    plain = model(requests)
+    budget = 2 * (plain.double() - truth).abs().max() + 2.0**-3 * truth.abs().max() / 16
+    off = (found.double() - truth).abs().max()
+    assert off <= budget, (off, budget)
+
+
+@pytest.mark.parametrize("memory", [{"pages": 24}, {"pages": 9}, {"pages": 9, "host_pages": 40}, None], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
+    model = HstuRanking(WIDE, seed=4, dtype=dtype, device="cuda")
+    caches = [None if memory is None else model.make_cache(page_size=32, poison=True, **memory) for _ in range(2)]
+    graphs = StepGraphs(model, cache=caches[0])
+    for users in SERIES:
+        requests = [request(*one) for one in users]
+        replayed = graphs(requests).clone()
+        eager = model(requests, cache=caches[1], attention="paged")
+        if replayed.numel():
+            held(model, replayed, requests)
+            held(model, eager, requests)
+    assert graphs.captured == len(graphs.sizes) < len(SERIES)
+    if memory is not None:
+        assert caches[0].counts.as_dict().keys() == caches[1].counts.as_dict().keys()
+        assert caches[0].counts.hit > 0
+        assert (caches[0].counts.evicted_users > 0) == (memory["pages"] == 9)
+        assert (caches[0].counts.host_hit > 0) == ("host_pages" in memory)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("host_pages", [0, 40])
+def test_the_host_waits_for_nothing_inside_a_step(graph, host_pages):
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    model = HstuRanking(WIDE, seed=4, dtype=torch.bfloat16, device="cuda")
+    cache = model.make_cache(pages=24, page_size=32, host_pages=host_pages)
+    graphs = StepGraphs(model, cache=cache)
+
+    def step(length):
+        requests = [request(1, length, 5), request(2, length, 4)]
+        return graphs(requests) if graph else model(requests, cache=cache, attention="paged")
+
+    for length in range(20, 24):
+        step(length)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=both, acc_events=True) as found, record_function("step"):
+            step(24)
+            step(25)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    (spanned,) = [one for one in found.events() if one.name == "step" and one.device_type.name == "CPU"]
+    waits = [one.name for one in found.events() if "Synchronize" in one.name
+             and spanned.time_range.start <= one.time_range.start <= spanned.time_range.end]
+    assert waits == []
+
+
+@pytest.mark.parametrize("variant", ["hstu", "stu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_operations_in_one_launch_are_those_of_torch(dtype, variant):
+    from attnbench.models.hstu_ranking.operations import FUSED, PLAIN
+
+    model = HstuRanking(replace(WIDE, variant=variant), seed=4, dtype=dtype, device="cuda")
+    assert model.operations is FUSED
+    requests = [request(1, 50, 20), request(2, 3, 1)]
+    held(model, model(requests), requests)
+    model.operations = PLAIN
+    held(model, model(requests), requests)
+
+
+@pytest.mark.parametrize("page_size", [32, 128])
+def test_pages_come_back_from_host_memory_as_they_were(page_size):
+    from attnbench.models.paged_cache.transfers import Transfers
+
+    pool = torch.randn(3, 40, 2, page_size, 2, 64, device="cuda").bfloat16()
+    host = torch.empty(3, 50, 2, page_size, 2, 64, dtype=torch.bfloat16, pin_memory=True)
+    transfers = Transfers(pool, host)
+    there = torch.randperm(50)[:30].tolist()
+    before = pool[:, 5:35].clone()
+    transfers.offload(list(range(5, 35)), there).wait()
+    assert torch.equal(host[:, there], before.cpu())
+    pool.fill_(torch.nan)
+    back = torch.randperm(40)[:30].tolist()
+    ticket = transfers.reload(there, back)
+    for layer in range(3):
+        ticket.wait_layer(layer)
+        assert torch.equal(pool[layer, back], before[layer])
+    assert pool[:, [page for page in range(40) if page not in back]].isnan().all()
+    transfers.drain()
+    assert ticket.done()
