@@ -99,7 +99,8 @@ def test_the_dense_reference_ignores_the_map():
             torch.testing.assert_close(launch.outputs()["out"].double(), attention(case, inputs, whole)[0], rtol=2e-5,
                                        atol=2e-5)
             launch.reload(inputs)
-            assert launch.executed_flops == WORKLOAD.work(case).dense_flops
+    assert WORKLOAD.work_of("dense", case).flops == WORKLOAD.work(case).dense_flops > WORKLOAD.work(case).flops
+    assert WORKLOAD.work_of("given", case) == WORKLOAD.work(case)
     with pytest.raises(Unsupported, match="flash-triton: device=cpu is not supported; cuda"):
         resolve("dense[flash-triton]", case).check(case, CPU)
     with pytest.raises(UsageError, match="dense: config=nothing is not known"):

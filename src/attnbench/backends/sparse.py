@@ -138,7 +138,11 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
 
     def variant_of(self, case: SparseCase) -> str:
         """`given`, unless the map is rounded up: then the map used is an output."""
-        return "chosen" if case.widen and not is_exact(case, native_block(case, self.limits.blocks)) else self.variant
+        return "chosen" if self.rounds_up(case) else self.variant
+
+    def rounds_up(self, case: SparseCase) -> bool:
+        """Whether the map is rounded up to the library's blocks."""
+        return case.widen and not is_exact(case, native_block(case, self.limits.blocks))
 
     def native_map(self, case: SparseCase, inputs: SparseInputs) -> tuple[Tensor, tuple[int, int]]:
         """The map in the library's own blocks, on the device, and what those are."""
@@ -147,7 +151,8 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
 
     def launch(
         self, case: SparseCase, inputs: SparseInputs, fn: Attention, *,
-        convert: Callable[[], Any] | None = None, notes: tuple[str, ...] = (), **options: Any,
+        convert: Callable[[], Any] | None = None, notes: tuple[str, ...] = (), multiple: tuple[int, int] = (1, 1),
+        **options: Any,
     ) -> Launch:
         """Wrap `fn`, which computes the map in the session's layout.
 
@@ -157,31 +162,52 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
             fn: ``fn(q, k, v) -> out``.
             convert: turns the canonical map into the library's format: done at set-up, and the phase `convert`.
             notes: for the record.
+            multiple: of what queries and keys are padded to with zeros, outside the call.
             options: further fields of `Launch`.
         """
         phases = {"convert": convert} if convert else {}
         phases |= options.pop("phases", {})
-        if self.variant_of(case) == "chosen":
+        if self.rounds_up(case):
             native, shape = self.native_map(case, inputs)
             used = resized(native, case, shape, case.block_shape)
-            options["choices"] = lambda: {"block_map": used}
+            options["choices"] = lambda: {"block_map": used.clone()}
             notes = (f"map rounded up to blocks of {shape[0]}x{shape[1]}", *notes)
-        else:
+        elif self.variant == "given":
             share = density(case)
             options.setdefault("counters", {"density": share, "actual_sparsity": 1 - share})
-        return SparseOperands(case, inputs, heads_first=self.heads_first).launch(
-            fn, phases=phases, notes=notes, **options)
+        operands = SparseOperands(case, inputs, heads_first=self.heads_first, multiple=multiple)
+        notes += ("padded to whole blocks outside the call",) * operands.pads
+        return operands.launch(fn, phases=phases, notes=notes, **options)
 
 
 class SparseOperands(Operands):
-    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays."""
+    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays.
 
-    def __init__(self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool) -> None:
+    With a `multiple` of (queries, keys) they are padded with zeros up to it, and the output is cut.
+    """
+
+    def __init__(
+        self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool, multiple: tuple[int, int] = (1, 1)
+    ) -> None:
+        self.rows = case.seqlen
+        lengths = case.seqlen, case.seqlen_k
+        self.room = {length: -(-length // size) * size for length, size in zip(lengths, multiple, strict=True)}
+        self.pads = any(length != room for length, room in self.room.items())
         super().__init__(case.dense, inputs.dense, heads_first=heads_first)
 
     def load(self, inputs: SparseInputs) -> None:  # type: ignore[override]  # those of its own workload
         """Copy new values of the same shapes in place."""
         super().load(inputs.dense)
+
+    def _native(self, x: Tensor) -> Tensor:
+        import torch
+
+        if self.pads:
+            x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.room[x.shape[1]] - x.shape[1]))
+        return super()._native(x)
+
+    def _canonical(self, x: Tensor) -> Tensor:
+        return super()._canonical(x)[:, :self.rows]
 
 
 def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:

@@ -173,6 +173,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""
 
+    def work_of(self, variant: str, case: CaseT) -> Work:
+        """That of one of the functions computed, where it is another than the case's."""
+        return self.work(case)
+
     @abstractmethod
     def inputs(self, case: CaseT, *, seed: int, kind: str, device: str | device) -> InputsT:
         """Seeded inputs on the device; `kind` is normal, uniform or zeros."""

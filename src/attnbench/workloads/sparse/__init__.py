@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, unknown_axis
 from attnbench.workloads.sparse.axes import AXES
 from attnbench.workloads.sparse.case import SparseCase
-from attnbench.workloads.sparse.work import work
+from attnbench.workloads.sparse.work import dense_flops, work
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -61,6 +61,12 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     def work(self, case: SparseCase) -> Work:
         """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""
         return work(case)
+
+    def work_of(self, variant: str, case: SparseCase) -> Work:
+        """Of the variant `dense`, all blocks: its useful work is the dense problem's."""
+        self._known(variant)
+        found = work(case)
+        return found if variant != DENSE else replace(found, flops=dense_flops(case))
 
     def inputs(self, case: SparseCase, *, seed: int, kind: str, device: str | device) -> SparseInputs:
         """Seeded inputs; see `inputs.make_inputs`."""
