@@ -68,7 +68,8 @@ def test_distributions(dtype):
 
 
 def test_unknown_kind_lists_the_kinds():
-    with pytest.raises(UsageError, match=r"^attention: input=norml is not known; one of normal, uniform, zeros; did"):
+    with pytest.raises(UsageError, match=r"^attention: input=norml is not known; one of channel-bias, normal, outliers, uniform, video, "
+                                         r"zeros; did"):
         make(kind="norml")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import INPUT_KINDS, Choice, Draw, OutputKind, Workload, unknown_axis
 from attnbench.workloads.sparse.axes import AXES
 from attnbench.workloads.sparse.case import SparseCase
 from attnbench.workloads.sparse.work import dense_flops, work
@@ -39,6 +39,8 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     name = "sparse"
     title = "block-sparse softmax attention"
     axes = AXES
+    input_kinds = (*INPUT_KINDS, "outliers", "channel-bias", "video")
+    captured = True
     variants = (GIVEN, CHOSEN, DENSE)
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
