@@ -68,8 +68,8 @@ def test_distributions(dtype):
 
 
 def test_unknown_kind_lists_the_kinds():
-    with pytest.raises(UsageError, match=r"^attention: input=norml is not known; one of channel-bias, normal, outliers, uniform, video, "
-                                         r"zeros; did"):
+    with pytest.raises(UsageError, match=r"^attention: input=norml is not known; one of channel-bias, normal, outliers, "
+                                         r"uniform, video, zeros; did"):
         make(kind="norml")
 
 

@@ -146,7 +146,7 @@ def test_each_workload_says_which_kinds_it_has():
         workload = load_workload(name)
         for kind in workload.input_kinds:
             check_input(workload, kind)
-    with pytest.raises(UsageError, match="hstu: input=video is not known; one of normal, uniform, zeros$"):
+    with pytest.raises(UsageError, match=r"hstu: input=video is not known; one of normal, uniform, zeros$"):
         check_input(load_workload("hstu"), "video")
     with pytest.raises(UsageError, match=r"hstu: input=a.safetensors@0123abcd is not known"):
         check_input(load_workload("hstu"), "a.safetensors@0123abcd")
