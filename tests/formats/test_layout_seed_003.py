@@ -91,6 +91,13 @@ def test_rates_are_effective_and_of_the_mean():
     assert [point.map for point in quantised] == ["", "map given: pattern random, blocks 64x64, seed 0"]
 
 
+def test_the_console_says_what_the_pictures_show():
+    lines = LAYOUT.console(made_up()).splitlines()
+    assert lines[0] == "fa2: seq_len 1024, causal false, sparsity 0 %: 2 ms, 34.36 TFLOP/s"
+    assert lines[-1] == "sparge: seq_len 2048, causal true, sparsity 50 %: 1.5 ms, 91.63 TFLOP/s"
+    assert len(lines) == 10
+
+
 def test_how_maps_came_about_is_said():
     notes = LAYOUT.notes(made_up())
     assert "seed-003: map given: pattern random, blocks 64x64, seed 0" in notes

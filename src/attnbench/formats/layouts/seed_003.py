@@ -99,6 +99,13 @@ class Seed003(Layout):
             raise RunFileError(refusal("import", "path", path, f"has nothing of {NAME}", f"{LENGTHS}/, {SWEEP}/"))
         return imported_run(NAME, path, [_record(point) for point in points])
 
+    def console(self, run: Run) -> str:
+        """A line for each point, what the pictures show."""
+        return "\n".join(
+            f"{point.series}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
+            f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
+            for point in _points(run))
+
     def notes(self, run: Run) -> tuple[str, ...]:
         """How maps came about, and what the rates are."""
         points = _points(run)
