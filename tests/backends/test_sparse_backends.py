@@ -19,7 +19,7 @@ from attnbench.backends.sparse import (
     resized,
     rows_equal,
 )
-from attnbench.backends.sparse_flex import block_mask, map_of
+from attnbench.backends.sparse_flex import block_mask, map_of, pairs_of
 from attnbench.errors import Unsupported, UsageError
 from attnbench.workloads.sparse import WORKLOAD
 from attnbench.workloads.sparse.case import BLOCKS
@@ -126,7 +126,7 @@ def test_every_form_turns_back_into_the_map(block, causal):
         listed = row[row > 0]
         assert torch.equal(listed, listed.sort().values)
     visible = torch.from_numpy(visible_pairs(case) > 0)
-    assert torch.equal(map_of(case, block_mask(case, blocks)), blocks & visible)
+    assert torch.equal(map_of(case, block_mask(case, blocks, pairs_of(case, blocks.device))), blocks & visible)
 
 
 @pytest.mark.parametrize("old", BLOCKS)

@@ -41,7 +41,7 @@ class CudnnBsa(SparseBackend):
     @property
     def quantised(self) -> bool:
         """Whether it is the Sage recipe."""
-        return self.config is not None
+        return self.own == "fp8"
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what the kernel cannot take.
@@ -50,6 +50,9 @@ class CudnnBsa(SparseBackend):
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
+        if self.quantised and self.predictor:
+            raise Unsupported(refusal(self.name, "config", self.config and self.config.short, "gives rows different "
+                                      "numbers of blocks", "fp8 with a given map, or a predictor without fp8"))
         if self.quantised:
             replace(self.limits, dtypes=("bf16",), headdims=(128,), gqa=False, whole_blocks=True,
                     equal_counts=True).check(self.name, case, machine)
@@ -72,13 +75,13 @@ class CudnnBsa(SparseBackend):
         made: dict[str, Tensor] = {}
         native = native_block(case, self.limits.blocks)
 
-        def convert() -> None:
-            made.update(lists_of(self.native_map(case, inputs)[0]))
+        def convert(blocks: Tensor) -> None:
+            made.update(lists_of(blocks))
 
-        convert()
         given: dict[str, Any] = {"sparse_block_size": native[0]}
         if self.quantised:
-            function, given["block_sparse_num"] = bsa.block_sparse_attention_fp8_forward, int(made["counts"].max())
+            kept = self.native_map(case, inputs)[0]
+            function, given["block_sparse_num"] = bsa.block_sparse_attention_fp8_forward, int(kept[0, 0, 0].sum())
         else:
             function = bsa.block_sparse_attention_forward
             given |= {"layout": "bhsd", "softmax_scale": case.scale}

@@ -36,6 +36,7 @@ class FastVideoSta(SparseBackend):
     module = "fastvideo_kernel.ops"
     distribution = "fastvideo-kernel"
     compiles = True
+    follows = False
     limits = SparseLimits(dtypes=("bf16",), headdims=(128,), capability=(9, 0), capability_below=(10, 0))
 
     def check(self, case: SparseCase, machine: Machine) -> None:

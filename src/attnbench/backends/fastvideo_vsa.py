@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Config, Launch, Machine
-from attnbench.backends.sparse import SparseBackend, SparseLimits, lists_of
+from attnbench.backends.sparse import SparseBackend, SparseLimits, lists_of, native_block
 from attnbench.errors import Unavailable, Unsupported, refusal
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FastVideoVsa(SparseBackend):
     @property
     def kernel(self) -> str:
         """The one that is called."""
-        return self.config.short if self.config else "tk"
+        return self.own or "tk"
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what the kernel cannot take.
@@ -68,19 +68,19 @@ class FastVideoVsa(SparseBackend):
             compiled(self.name, "block_sparse_fwd")
         name = "block_sparse_attn_sm90" if self.kernel == "tk" else "block_sparse_attn_triton"
         operator = getattr(torch.ops.fastvideo_kernel, name)
-        blocks, shape = self.native_map(case, inputs)
-        sizes = torch.full((blocks.shape[-1],), shape[1], dtype=torch.int32, device=blocks.device)
+        shape = native_block(case, self.limits.blocks)
+        columns = -(-case.seqlen_k // shape[1])
+        sizes = torch.full((columns,), shape[1], dtype=torch.int32, device=inputs.q.device)
         sizes[-1] = case.seqlen_k - shape[1] * (len(sizes) - 1)
         made: dict[str, Tensor] = {}
 
-        def convert() -> None:
-            made.update(lists_of(self.native_map(case, inputs)[0]))
+        def convert(blocks: Tensor) -> None:
+            made.update(lists_of(blocks))
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = operator(q, k, v, made["indices"], made["counts"], sizes)[0]
             return out
 
-        convert()
         yield self.launch(case, inputs, attend, convert=convert, multiple=shape, notes=(f"kernel {name}",))
 
 

@@ -42,6 +42,7 @@ class SpargeBackend(SparseBackend):
     module = "spas_sage_attn.core"
     distribution = "spas_sage_attn"
     variant = "chosen"
+    follows = False
     function: ClassVar[str]
     "predicts and attends"
     limits = SparseLimits(headdims=(64, 128), causal=True, capability=(8, 0), capability_below=(10, 0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
 from attnbench.backends.flash_attn_4 import FlashAttn4
-from attnbench.backends.sparse import SparseBackend, SparseLimits, lists_of
+from attnbench.backends.sparse import SparseBackend, SparseLimits, lists_of, native_block
 from attnbench.errors import Unavailable, refusal
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class SparseFlashAttn4(SparseBackend):
         form = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
         made: dict[str, Any] = {}
 
-        def convert() -> None:
-            blocks, shape = self.native_map(case, inputs)
+        def convert(blocks: Tensor) -> None:
+            shape = native_block(case, self.limits.blocks)
             lists = lists_of(blocks)
             none = torch.zeros_like(lists["counts"])
             made["tensors"] = form(mask_block_cnt=none, mask_block_idx=torch.zeros_like(lists["indices"]),
@@ -55,5 +55,4 @@ class SparseFlashAttn4(SparseBackend):
             out: Tensor = function(q, k, v, softmax_scale=case.scale, block_sparse_tensors=made["tensors"])[0]
             return out
 
-        convert()
         yield self.launch(case, inputs, attend, convert=convert)

@@ -38,6 +38,7 @@ class SparseFlashInfer(SparseBackend):
     module = "flashinfer.sparse"
     distribution = "flashinfer-python"
     compiles = True
+    follows = False
     limits = SparseLimits(headdims=(64, 128, 256), capability=(8, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
@@ -88,18 +89,17 @@ class SparseFlashInfer(SparseBackend):
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
         of = self._variable if self.wrapper == "variable" else self._bsr
         plan, attend = of(case, inputs, library, workspace)
-        plan()
         yield self.launch(case, inputs, attend, convert=plan, notes=(f"kernel pinned: {self.kernel}",))
 
     def _variable(
         self, case: SparseCase, inputs: SparseInputs, library: Any, workspace: Tensor
-    ) -> tuple[Callable[[], None], Callable[..., Tensor]]:
+    ) -> tuple[Callable[[Tensor], None], Callable[..., Tensor]]:
         wrapper = library.VariableBlockSparseAttentionWrapper(workspace, backend=self.kernel)
         heads = case.batch * case.nheads
 
-        def plan() -> None:
-            blocks, rows, columns = variable_form(case, inputs.block_map)
-            wrapper.plan(blocks, rows, columns, heads, heads, case.headdim, sm_scale=case.scale,
+        def plan(blocks: Tensor) -> None:
+            maps, rows, columns = variable_form(case, blocks)
+            wrapper.plan(maps, rows, columns, heads, heads, case.headdim, sm_scale=case.scale,
                          q_data_type=inputs.q.dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -110,11 +110,11 @@ class SparseFlashInfer(SparseBackend):
 
     def _bsr(
         self, case: SparseCase, inputs: SparseInputs, library: Any, workspace: Tensor
-    ) -> tuple[Callable[[], None], Callable[..., Tensor]]:
+    ) -> tuple[Callable[[Tensor], None], Callable[..., Tensor]]:
         wrapper = library.BlockSparseAttentionWrapper(workspace, backend=self.kernel)
 
-        def plan() -> None:
-            indptr, indices = bsr_form(inputs.block_map[0, 0])
+        def plan(blocks: Tensor) -> None:
+            indptr, indices = bsr_form(blocks[0, 0])
             wrapper.plan(indptr, indices, case.seqlen, case.seqlen_k, *case.block_shape, case.nheads, case.nheads,
                          case.headdim, sm_scale=case.scale, q_data_type=inputs.q.dtype, o_data_type=inputs.q.dtype)
 
