@@ -19,7 +19,7 @@ from attnbench.backends.sparse import (
     resized,
     rows_equal,
 )
-from attnbench.backends.sparse_flex import block_mask, map_of
+from attnbench.backends.sparse_flex import block_mask, map_of, pairs_of
 from attnbench.errors import Unsupported, UsageError
 from attnbench.workloads.sparse import WORKLOAD
 from attnbench.workloads.sparse.case import BLOCKS
@@ -99,7 +99,8 @@ def test_the_dense_reference_ignores_the_map():
             torch.testing.assert_close(launch.outputs()["out"].double(), attention(case, inputs, whole)[0], rtol=2e-5,
                                        atol=2e-5)
             launch.reload(inputs)
-            assert launch.executed_flops == WORKLOAD.work(case).dense_flops
+    assert WORKLOAD.work_of("dense", case).flops == WORKLOAD.work(case).dense_flops > WORKLOAD.work(case).flops
+    assert WORKLOAD.work_of("given", case) == WORKLOAD.work(case)
     with pytest.raises(Unsupported, match="flash-triton: device=cpu is not supported; cuda"):
         resolve("dense[flash-triton]", case).check(case, CPU)
     with pytest.raises(UsageError, match="dense: config=nothing is not known"):
@@ -125,7 +126,7 @@ def test_every_form_turns_back_into_the_map(block, causal):
         listed = row[row > 0]
         assert torch.equal(listed, listed.sort().values)
     visible = torch.from_numpy(visible_pairs(case) > 0)
-    assert torch.equal(map_of(case, block_mask(case, blocks)), blocks & visible)
+    assert torch.equal(map_of(case, block_mask(case, blocks, pairs_of(case, blocks.device))), blocks & visible)
 
 
 @pytest.mark.parametrize("old", BLOCKS)

@@ -20,9 +20,9 @@ def timed(case, backend, samples, **changed):
 
 
 def test_layouts_are_found_by_their_files():
-    assert layout_names() == ["seed-000", "seed-001", "seed-002", "seed-004"]
-    with pytest.raises(UsageError, match=r"layout: name=seed-003 is not known; one of seed-000, seed-001, seed-002"):
-        load_layout("seed-003")
+    assert layout_names() == ["seed-000", "seed-001", "seed-002", "seed-003", "seed-004"]
+    with pytest.raises(UsageError, match=r"layout: name=seed-009 is not known; one of seed-000, seed-001, seed-002"):
+        load_layout("seed-009")
 
 
 # ── seed-001 ───────────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +262,7 @@ def test_seed_004_names_what_is_wrong(tmp_path, name, text, message):
 def test_a_file_of_no_layout_is_refused(tmp_path, content):
     path = tmp_path / "what.bin"
     path.write_bytes(content)
-    words = r"is of no known layout; a file of layout seed-000, seed-001, seed-002, seed-004; name it with"
+    words = r"is of no known layout; a file of layout seed-000, seed-001, seed-002, seed-003, seed-004; name it with"
     with pytest.raises(RunFileError, match=words):
         recognise(path)
     with pytest.raises(RunFileError, match=r"path=.*gone does not exist; a file of a seed's layout"):

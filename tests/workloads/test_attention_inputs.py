@@ -68,7 +68,9 @@ def test_distributions(dtype):
 
 
 def test_unknown_kind_lists_the_kinds():
-    with pytest.raises(UsageError, match=r"^attention: input=norml is not known; one of normal, uniform, zeros; did"):
+    words = (r"^attention: input=norml is not known; one of channel-bias, normal, outliers, uniform, video, zeros; did "
+             r"you mean normal\?$")
+    with pytest.raises(UsageError, match=words):
         make(kind="norml")
 
 

@@ -15,7 +15,6 @@ from attnbench.backends.base import Backend, Budget, Config, Launch, Machine
 from attnbench.backends.registry import all_backends
 from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.sparse.case import SparseCase
-from attnbench.workloads.sparse.work import dense_flops
 
 if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
@@ -76,4 +75,4 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         """A session of the backend."""
         with self.inner.session(case.dense, inputs.dense) as launch:
             load = launch.reload
-            yield replace(launch, reload=lambda fresh: load(fresh.dense), executed_flops=dense_flops(case))
+            yield replace(launch, reload=lambda fresh: load(fresh.dense))

@@ -39,8 +39,8 @@ class SdpaMasked(SparseBackend):
         made: dict[str, Tensor] = {}
         kernel = SDPBackend.EFFICIENT_ATTENTION if inputs.q.is_cuda else SDPBackend.FLASH_ATTENTION
 
-        def convert() -> None:
-            made["mask"] = visible_keys(case, inputs.block_map)
+        def convert(blocks: Tensor) -> None:
+            made["mask"] = visible_keys(case, blocks)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if case.group_size > 1:
@@ -48,7 +48,6 @@ class SdpaMasked(SparseBackend):
             with sdpa_kernel(kernel):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, made["mask"], scale=case.scale)
 
-        convert()
         yield self.launch(case, inputs, attend, convert=convert, notes=(f"kernel pinned: {kernel.name.lower()}",),
                           executed_flops=case_flops(case))
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Backend, Launch, Machine
+from attnbench.backends.base import Backend, Config, Launch, Machine
 from attnbench.backends.differentiable import Attention, Operands
+from attnbench.backends.predict import FORM, NAMES, Predictor
 from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.sparse.case import BLOCKS, SparseCase
@@ -124,6 +126,33 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
     limits: ClassVar[SparseLimits]
     heads_first: ClassVar[bool] = True
     "the library takes [B, H, S, D]"
+    follows: ClassVar[bool] = True
+    "its format is made on the device, so that a call can follow a predictor: name[cdf0.98], name[own+cdf0.98]"
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """What says the map inside the call; None where the map is given."""
+        last = self.config.short.rpartition("+")[2] if self.config and self.follows else ""
+        return Predictor.read(self.name, last) if FORM.fullmatch(last) else None
+
+    @property
+    def own(self) -> str:
+        """The configuration of the library's own; empty for its default."""
+        short = self.config.short if self.config else ""
+        return short.rpartition("+")[0] if self.predictor else short
+
+    def config_of(self, short: str, case: SparseCase) -> Config:
+        """A configuration of the library's own, of a predictor, or both with a + between.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        own, _, last = short.rpartition("+")
+        if not self.follows or not NAMES.match(last):
+            return super().config_of(short, case)
+        Predictor.read(self.name, last)
+        values = super().config_of(own, case).values if own else {}
+        return Config(short, {**values, "predictor": last})
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
@@ -137,8 +166,12 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         self.limits.check(self.name, case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
-        """`given`, unless the map is rounded up: then the map used is an output."""
-        return "chosen" if case.widen and not is_exact(case, native_block(case, self.limits.blocks)) else self.variant
+        """`given`, unless the map is predicted or rounded up: then the map used is an output."""
+        return "chosen" if self.predictor or self.rounds_up(case) else self.variant
+
+    def rounds_up(self, case: SparseCase) -> bool:
+        """Whether the map is rounded up to the library's blocks."""
+        return case.widen and not is_exact(case, native_block(case, self.limits.blocks))
 
     def native_map(self, case: SparseCase, inputs: SparseInputs) -> tuple[Tensor, tuple[int, int]]:
         """The map in the library's own blocks, on the device, and what those are."""
@@ -147,41 +180,97 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
 
     def launch(
         self, case: SparseCase, inputs: SparseInputs, fn: Attention, *,
-        convert: Callable[[], Any] | None = None, notes: tuple[str, ...] = (), **options: Any,
+        convert: Callable[[Tensor], Any] | None = None, notes: tuple[str, ...] = (),
+        multiple: tuple[int, int] = (1, 1), **options: Any,
     ) -> Launch:
         """Wrap `fn`, which computes the map in the session's layout.
 
         Args:
             case: the problem.
             inputs: of the session.
-            fn: ``fn(q, k, v) -> out``.
-            convert: turns the canonical map into the library's format: done at set-up, and the phase `convert`.
+            fn: ``fn(q, k, v) -> out`` with what `convert` made last.
+            convert: turns a map in the library's blocks into its format: done at set-up, and the phase `convert`;
+                with a predictor, part of the call.
             notes: for the record.
+            multiple: of what queries and keys are padded to with zeros, outside the call.
             options: further fields of `Launch`.
         """
-        phases = {"convert": convert} if convert else {}
-        phases |= options.pop("phases", {})
-        if self.variant_of(case) == "chosen":
-            native, shape = self.native_map(case, inputs)
+        operands = SparseOperands(case, inputs, heads_first=self.heads_first, multiple=multiple)
+        notes += ("padded to whole blocks outside the call",) * operands.pads
+        native, shape = self.native_map(case, inputs)
+        if convert:
+            convert(native)
+        if (predictor := self.predictor) is not None and convert:
+            return self._following(case, operands, fn, convert, predictor, notes=notes, **options)
+        phases = {"convert": partial(convert, native)} if convert else {}
+        if self.rounds_up(case):
             used = resized(native, case, shape, case.block_shape)
-            options["choices"] = lambda: {"block_map": used}
+            options["choices"] = lambda: {"block_map": used.clone()}
             notes = (f"map rounded up to blocks of {shape[0]}x{shape[1]}", *notes)
-        else:
+        elif self.variant == "given":
             share = density(case)
             options.setdefault("counters", {"density": share, "actual_sparsity": 1 - share})
-        return SparseOperands(case, inputs, heads_first=self.heads_first).launch(
-            fn, phases=phases, notes=notes, **options)
+        return operands.launch(fn, phases=phases, notes=notes, **options)
+
+    def _following(
+        self, case: SparseCase, operands: SparseOperands, fn: Attention, convert: Callable[[Tensor], Any],
+        predictor: Predictor, *, notes: tuple[str, ...], **options: Any,
+    ) -> Launch:
+        """A launch that predicts, converts and attends."""
+        native = native_block(case, self.limits.blocks)
+        made: dict[str, Tensor] = {}
+        rule = predictor.on(case, operands.q.device)
+
+        def predict() -> None:
+            q, k = (x if self.heads_first else x.transpose(1, 2) for x in (operands.q, operands.k))
+            made["map"] = rule(q[:, :, :case.seqlen], k[:, :, :case.seqlen_k])
+
+        def follow() -> None:
+            convert(resized(made["map"], case, case.block_shape, native))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            predict()
+            follow()
+            return fn(q, k, v)
+
+        def chosen() -> dict[str, Tensor]:
+            there = resized(made["map"], case, case.block_shape, native)
+            return {"block_map": resized(there, case, native, case.block_shape)}
+
+        predict()
+        phases = {"predict": predict, "convert": follow, "kernel": lambda: fn(operands.q, operands.k, operands.v)}
+        notes = (f"map predicted: {self.config.short.rpartition('+')[2] if self.config else ''}", *notes)
+        return operands.launch(attend, phases=phases, notes=notes, choices=chosen, **options)
 
 
 class SparseOperands(Operands):
-    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays."""
+    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays.
 
-    def __init__(self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool) -> None:
+    With a `multiple` of (queries, keys) they are padded with zeros up to it, and the output is cut.
+    """
+
+    def __init__(
+        self, case: SparseCase, inputs: SparseInputs, *, heads_first: bool, multiple: tuple[int, int] = (1, 1)
+    ) -> None:
+        self.rows = case.seqlen
+        lengths = case.seqlen, case.seqlen_k
+        self.room = {length: -(-length // size) * size for length, size in zip(lengths, multiple, strict=True)}
+        self.pads = any(length != room for length, room in self.room.items())
         super().__init__(case.dense, inputs.dense, heads_first=heads_first)
 
     def load(self, inputs: SparseInputs) -> None:  # type: ignore[override]  # those of its own workload
         """Copy new values of the same shapes in place."""
         super().load(inputs.dense)
+
+    def _native(self, x: Tensor) -> Tensor:
+        import torch
+
+        if self.pads:
+            x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.room[x.shape[1]] - x.shape[1]))
+        return super()._native(x)
+
+    def _canonical(self, x: Tensor) -> Tensor:
+        return super()._canonical(x)[:, :self.rows]
 
 
 def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:

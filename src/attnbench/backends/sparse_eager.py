@@ -36,8 +36,8 @@ class SparseEager(SparseBackend):
 
         made: dict[str, Tensor] = {}
 
-        def convert() -> None:
-            made["hidden"] = visible_keys(case, inputs.block_map).logical_not_()
+        def convert(blocks: Tensor) -> None:
+            made["hidden"] = visible_keys(case, blocks).logical_not_()
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if case.group_size > 1:
@@ -46,7 +46,6 @@ class SparseEager(SparseBackend):
             scores = scores.masked_fill(made["hidden"], torch.finfo(scores.dtype).min)
             return scores.softmax(dim=-1).masked_fill(made["hidden"], 0.0) @ v
 
-        convert()
         yield self.launch(case, inputs, attend, convert=convert)
 
 

@@ -13,9 +13,10 @@ from attnbench.backends.base import Launch, Machine
 from attnbench.backends.compiled import compiled_alone
 from attnbench.backends.sparse import ALL_DTYPES, SparseBackend, SparseLimits, lists_of, map_of_lists
 from attnbench.errors import Unsupported, refusal
+from attnbench.workloads.sparse.patterns import visible_pairs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from attnbench.workloads.sparse.case import SparseCase
     from attnbench.workloads.sparse.inputs import SparseInputs
@@ -47,27 +48,36 @@ class SparseFlex(SparseBackend):
         """Tensors [B, H, S, D]; the first call compiles."""
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask = block_mask(case, inputs.block_map)
+        gqa = case.nheads != case.nheads_kv
+        made: dict[str, Any] = {}
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return flex_attention(q, k, v, block_mask=mask, scale=case.scale, enable_gqa=case.nheads != case.nheads_kv)
+        def convert(blocks: Tensor) -> None:
+            made["mask"] = block_mask(case, blocks, visible)
 
-        yield self.launch(case, inputs, compiled_alone(attend), convert=lambda: block_mask(case, inputs.block_map))
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+            return flex_attention(q, k, v, block_mask=mask, scale=case.scale, enable_gqa=gqa)
+
+        visible = pairs_of(case, inputs.q.device)
+        compiled = compiled_alone(attend)
+        yield self.launch(case, inputs, lambda q, k, v: compiled(q, k, v, made["mask"]), convert=convert)
 
 
-def block_mask(case: SparseCase, blocks: Tensor) -> Any:
-    """FlexAttention's BlockMask of a map."""
+def pairs_of(case: SparseCase, device: device) -> Tensor:
+    """Visible pairs of each block on a device, int64 [rows, columns]."""
     import torch
+
+    return torch.from_numpy(visible_pairs(case)).to(device)
+
+
+def block_mask(case: SparseCase, blocks: Tensor, visible: Tensor) -> Any:
+    """FlexAttention's BlockMask of a map, with the pairs of each block."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    from attnbench.workloads.sparse.patterns import visible_pairs
-
-    visible = torch.from_numpy(visible_pairs(case)).to(blocks.device)
     whole = visible == case.block_shape[0] * case.block_shape[1]
     partial, full = lists_of(blocks & ~whole & (visible > 0)), lists_of(blocks & whole)
     return BlockMask.from_kv_blocks(
         partial["counts"], partial["indices"], full["counts"], full["indices"], BLOCK_SIZE=case.block_shape,
-        mask_mod=_rule(case, blocks), seq_lengths=(case.seqlen, case.seqlen_k))
+        mask_mod=_rule(case), seq_lengths=(case.seqlen, case.seqlen_k))
 
 
 def map_of(case: SparseCase, mask: Any) -> Tensor:
@@ -77,7 +87,7 @@ def map_of(case: SparseCase, mask: Any) -> Tensor:
             | map_of_lists(mask.full_kv_num_blocks, mask.full_kv_indices, columns))
 
 
-def _rule(case: SparseCase, blocks: Tensor) -> Callable[..., Tensor]:
+def _rule(case: SparseCase) -> Callable[..., Tensor]:
     """The mask of a pair, asked only in blocks that are listed as partial."""
     shift = case.seqlen_k - case.seqlen
     if case.causal:

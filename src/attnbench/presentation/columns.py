@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.presentation import figures
+from attnbench.presentation import figures, sparse
 from attnbench.presentation.block import Column, Line, backend_name, said
 from attnbench.record import Record, Time
 from attnbench.store.replicates import Processes
@@ -28,6 +28,9 @@ COLUMNS = (
     Column("verdict", "", 3, number=False),
     Column("processes", "processes", 4),
     Column("tflops", "TFLOP/s", 2),
+    Column("effective", "effective TFLOP/s", 3),
+    Column("density", "density", 3),
+    Column("efficiency", "E", 2),
     Column("peak", "% peak", 6),
     Column("peak_executed", "% peak executed", 6),
     Column("gbps", "GB/s", 8),
@@ -47,6 +50,9 @@ VALUES: dict[str, Callable[[Record], float | None]] = {
     "margin": lambda record: figures.time_half(record.time) if record.time else None,
     "speedup": lambda record: record.speedup.ratio if record.speedup else None,
     "tflops": lambda record: record.rate.tflops if record.rate else None,
+    "effective": sparse.effective,
+    "density": sparse.density,
+    "efficiency": sparse.efficiency,
     "peak": lambda record: _share(record, executed=False),
     "peak_executed": lambda record: _share(record, executed=True),
     "gbps": lambda record: record.rate.gbps if record.rate else None,
@@ -60,7 +66,7 @@ VALUES: dict[str, Callable[[Record], float | None]] = {
     "setup": lambda record: record.time.setup_ms if record.time else None,
 }
 """What a column's number is, in milliseconds where it is a time: rows are sorted by it."""
-MOST_FIRST = ("speedup", "tflops", "peak", "peak_executed", "gbps", "samples")
+MOST_FIRST = ("speedup", "tflops", "effective", "efficiency", "peak", "peak_executed", "gbps", "samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ def line_of(
         "memory": _fixed(memory.peak_allocated_mb if memory else None, 1),
         "samples": "" if time.num_samples is None else str(time.num_samples),
     }
-    cells |= _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record)
+    cells |= sparse.cells(record) | _cost_cells(time, unit) | _speedup_cells(record, bases) | _error_cells(record)
     return Line(record, cells, fastest, processes)
 
 

@@ -1,4 +1,4 @@
-"""Tables beside the headline: what rows serve, each timer in its own column, each phase on its own line."""
+"""Tables beside the headline: what rows serve, how good predicted maps are, each timer, each phase."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from attnbench.presentation.block import Block, Column, Line, backend_name, said
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.reconcile import reconciled
 from attnbench.presentation.serving import serving
+from attnbench.presentation.sparse import maps
 from attnbench.record import Record, Run, Time
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
-    """What rows that serve, `--timer all` and launches with phases add to a case; nothing where there is none."""
+    """What rows that serve, predicted maps, `--timer all` and launches with phases add to a case."""
     explained = reconciled(title, records, run.settings.baseline)
-    return [*serving(title, records), *explained, *_timers(run, title, records), *_phases(run, title, records)]
+    return [*serving(title, records), *maps(title, records), *explained, *_timers(run, title, records),
+            *_phases(run, title, records)]
 
 
 def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:

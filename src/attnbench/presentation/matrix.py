@@ -11,6 +11,7 @@ from attnbench.presentation.block import Lost, backend_name
 from attnbench.presentation.blocks import by_case, lost_of, shared_words, sweep, without_words
 from attnbench.presentation.columns import VALUES, View
 from attnbench.presentation.conditions import Conditions
+from attnbench.presentation.sparse import break_even
 from attnbench.record import Record, Run, Status
 from attnbench.store.replicates import by_backend, case_of, is_replicated, verdicts_of_fastest
 
@@ -101,6 +102,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
         matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
         notes += block.notes
         reading += block.reading
+    reading += break_even(run.records)
     return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading)
 
 

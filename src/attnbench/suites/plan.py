@@ -17,7 +17,7 @@ from attnbench.errors import NothingToRun, UsageError, refusal
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.choice import choose
 from attnbench.suites.load import NamedCase, Suite
-from attnbench.suites.settings import settle
+from attnbench.suites.settings import check_input, settle
 from attnbench.workloads.base import Axis, Workload, load_workload, unknown_axis
 
 MOST_GROUPS = 10_000
@@ -68,6 +68,7 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         raise NothingToRun(refusal(suite.who, "--skip", ",".join(request.skip), wrong, "less of it"))
     baseline = _baseline(chosen.baseline, list(backends.values()))
     settings = Settings(device=request.device, baseline=baseline, **settled)
+    check_input(workload, settings.input)
     if len(cases) * settings.replicates > MOST_GROUPS:
         wrong = f"times {len(cases)} cases are too many groups for one run"
         raise UsageError(refusal("attnbench", "--replicates", settings.replicates, wrong, f"at most {MOST_GROUPS}"))

@@ -51,6 +51,7 @@ class RecordBuilder:
         self.group, self.settings, self.name = group, settings, name
         self.workload, self.case, self.device, self.files = workload, case, device, files
         self.version: str | None = None
+        self.variant: str | None = None
         self.config: str | None = None
         self.source_hash: str | None = None
         self.errors: Mapping[str, Error] = {}
@@ -63,6 +64,7 @@ class RecordBuilder:
     def of(self, backend: Backend) -> None:
         """Take from the backend what its record says of it."""
         self.config = backend.config.short if backend.config else None
+        self.variant = backend.variant_of(self.case)
         self.source_hash = source_hash(backend)
         version = backend.version()
         if not isinstance(version, str | None):
@@ -108,7 +110,8 @@ class RecordBuilder:
         )
 
     def _work(self) -> Work:
-        work: Work = self.workload.work(self.case)
+        work: Work = self.workload.work(self.case) if self.variant is None else self.workload.work_of(
+            self.variant, self.case)
         # What a launch chose is its problem: the check has counted it.
         chosen = {field: int(self.counters[name]) for field, name in CHOSEN_WORK.items() if name in self.counters}
         return dataclasses.replace(work, executed_flops=self.executed_flops, **chosen)

@@ -72,6 +72,9 @@ class Inputs(Protocol):
         ...
 
 
+INPUT_KINDS = ("normal", "uniform", "zeros")
+"Values that every workload's inputs may have."
+
 CaseT = TypeVar("CaseT", bound=Case)
 "The case class of a workload, and of the backends that compute it."
 InputsT = TypeVar("InputsT", bound=Inputs)
@@ -153,6 +156,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     axes: ClassVar[tuple[Axis, ...]]
     variants: ClassVar[tuple[str, ...]]
     "functions computed: each has its oracle; a backend names the one it computes"
+    input_kinds: ClassVar[tuple[str, ...]] = INPUT_KINDS
+    "values that its inputs may have (`--input`)"
+    captured: ClassVar[bool] = False
+    "its inputs may also come from a file"
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
         """Every output that a launch of this variant may return, by name; the mode decides which are there.
@@ -173,9 +180,13 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""
 
+    def work_of(self, variant: str, case: CaseT) -> Work:
+        """That of one of the functions computed, where it is another than the case's."""
+        return self.work(case)
+
     @abstractmethod
     def inputs(self, case: CaseT, *, seed: int, kind: str, device: str | device) -> InputsT:
-        """Seeded inputs on the device; `kind` is normal, uniform or zeros."""
+        """Seeded inputs on the device; `kind` is one of `input_kinds`, or a file where those may be captured."""
 
     @abstractmethod
     def oracle(

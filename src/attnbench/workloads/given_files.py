@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from attnbench.errors import UsageError, refusal
 VARIABLE = "ATTNBENCH_GIVEN_FILES"
 "Paths of files, separated as in PATH; set by this process for its workers."
 DIGITS = 8
+NAMED = re.compile(r"[^\s/\\@,]+\.(?:npy|safetensors)@[0-9a-f]{8}")
+"How a case or a setting holds a file."
+
+
+def is_known(text: str) -> bool:
+    """Whether a text is a file as `known_as` names it."""
+    return bool(NAMED.fullmatch(text))
 
 
 def known_as(text: str) -> str:

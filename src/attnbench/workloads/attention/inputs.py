@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -10,18 +9,10 @@ import torch
 from torch import Tensor
 
 from attnbench import dtypes
-from attnbench.errors import unknown
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.attention.case import AttentionCase
-
-Fill = Callable[[Tensor, torch.Generator], Tensor]
-
-KINDS: dict[str, Fill] = {
-    "normal": lambda tensor, generator: tensor.normal_(generator=generator),
-    "uniform": lambda tensor, generator: tensor.uniform_(-1.0, 1.0, generator=generator),
-    "zeros": lambda tensor, generator: tensor.zero_(),
-}
-"""normal: mean 0, deviation 1; uniform: in [-1, 1); zeros (flatters the clock: power stays low)."""
-
+from attnbench.workloads.attention.kinds import KINDS, Grid, fill
+from attnbench.workloads.given_files import is_known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +47,9 @@ def torch_dtype(case: AttentionCase) -> torch.dtype:
     return dtypes.torch_dtype(case.dtype)
 
 
-def make_inputs(case: AttentionCase, *, seed: int, kind: str, device: str | torch.device) -> AttentionInputs:
+def make_inputs(
+    case: AttentionCase, *, seed: int, kind: str, device: str | torch.device, grid: Grid | None = None
+) -> AttentionInputs:
     """Make the inputs of a case.
 
     Values come from the device's own generator (a large tensor drawn on the CPU takes longer than
@@ -66,32 +59,50 @@ def make_inputs(case: AttentionCase, *, seed: int, kind: str, device: str | torc
     Args:
         case: the problem.
         seed: of the values.
-        kind: a name in `KINDS`.
+        kind: a name in `kinds.KINDS`, or a file of captured tensors, whose q, k and v are taken whatever the seed.
         device: where the tensors live.
+        grid: frames, height and width of kind video.
 
     Raises:
-        UsageError: the kind is not known.
+        UsageError: the kind is not known, or the file does not fit.
     """
-    if kind not in KINDS:
+    if kind not in KINDS and not is_known(kind):
         raise unknown("attention", "input", kind, KINDS)
     generator = torch.Generator(device).manual_seed(seed)
+    taken = {} if kind in KINDS else _captured(case, kind)
 
-    def tensor(rows: tuple[int, ...], heads: int, size: int) -> Tensor:
-        return KINDS[kind](torch.empty((*rows, heads, size), dtype=torch_dtype(case), device=device), generator)
+    def tensor(name: str, rows: tuple[int, ...], heads: int, size: int) -> Tensor:
+        if name in taken:
+            return taken[name].to(device)
+        made = torch.empty((*rows, heads, size), dtype=torch_dtype(case), device=device)
+        return fill(kind if kind in KINDS else "normal", name, made, generator, grid=grid)
 
     lengths_q, lengths_k = zip(*case.sequences, strict=True)
     rows_q = (sum(lengths_q),) if case.packed else (case.batch, case.seqlen)
     rows_k = (sum(lengths_k),) if case.packed else (case.batch, case.seqlen_k)
     return AttentionInputs(
-        q=tensor(rows_q, case.nheads, case.headdim),
-        k=tensor(rows_k, case.nheads_kv, case.headdim),
-        v=tensor(rows_k, case.nheads_kv, case.headdim_v),
-        dout=tensor(rows_q, case.nheads, case.headdim_v) if case.has_backward else None,
+        q=tensor("q", rows_q, case.nheads, case.headdim),
+        k=tensor("k", rows_k, case.nheads_kv, case.headdim),
+        v=tensor("v", rows_k, case.nheads_kv, case.headdim_v),
+        dout=tensor("dout", rows_q, case.nheads, case.headdim_v) if case.has_backward else None,
         cu_seqlens_q=_offsets(lengths_q, device) if case.packed else None,
         cu_seqlens_k=_offsets(lengths_k, device) if case.packed else None,
         max_seqlen_q=max(lengths_q),
         max_seqlen_k=max(lengths_k),
     )
+
+
+def _captured(case: AttentionCase, name: str) -> dict[str, Tensor]:
+    from attnbench.workloads.attention.captured import read_captured
+
+    if case.packed:
+        raise UsageError(refusal("attention", "lengths", case.lengths, "does not go with captured tensors", "full"))
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (case.batch, case.seqlen, case.nheads, case.headdim),
+        "k": (case.batch, case.seqlen_k, case.nheads_kv, case.headdim),
+        "v": (case.batch, case.seqlen_k, case.nheads_kv, case.headdim_v),
+    }
+    return read_captured(name, shapes, torch_dtype(case))
 
 
 def _offsets(lengths: tuple[int, ...], device: str | torch.device) -> Tensor:

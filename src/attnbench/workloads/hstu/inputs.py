@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench import dtypes
 from attnbench.errors import unknown
-from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.hstu.case import HstuCase
 
 
@@ -67,12 +67,12 @@ def make_inputs(case: HstuCase, *, seed: int, kind: str, device: str | torch.dev
     Raises:
         UsageError: the kind is not known.
     """
-    if kind not in KINDS:
-        raise unknown("hstu", "input", kind, KINDS)
+    if kind not in PLAIN:
+        raise unknown("hstu", "input", kind, PLAIN)
     generator = torch.Generator(device).manual_seed(seed)
 
     def tensor(rows: int, size: int) -> Tensor:
-        return KINDS[kind](torch.empty((rows, case.nheads, size), dtype=torch_dtype(case), device=device), generator)
+        return PLAIN[kind](torch.empty((rows, case.nheads, size), dtype=torch_dtype(case), device=device), generator)
 
     def whole(numbers: Iterable[int]) -> Tensor:
         return torch.tensor(list(numbers), dtype=torch.int64, device=device)

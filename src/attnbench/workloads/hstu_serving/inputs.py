@@ -22,7 +22,7 @@ from attnbench.models.hstu_ranking.checkpoint import load
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
-from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 
 WEIGHTS_SEED = 0
@@ -81,8 +81,8 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
     Raises:
         UsageError: the kind is not known.
     """
-    if kind not in KINDS:
-        raise unknown(WHO, "input", kind, KINDS)
+    if kind not in PLAIN:
+        raise unknown(WHO, "input", kind, PLAIN)
     config, drawn = case.config, np.random.default_rng([seed, *case.id.encode()])
     length = case.items(case.history)
 

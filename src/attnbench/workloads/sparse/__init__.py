@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import INPUT_KINDS, Choice, Draw, OutputKind, Workload, unknown_axis
 from attnbench.workloads.sparse.axes import AXES
 from attnbench.workloads.sparse.case import SparseCase
-from attnbench.workloads.sparse.work import work
+from attnbench.workloads.sparse.work import dense_flops, work
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -39,6 +39,8 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     name = "sparse"
     title = "block-sparse softmax attention"
     axes = AXES
+    input_kinds = (*INPUT_KINDS, "outliers", "channel-bias", "video")
+    captured = True
     variants = (GIVEN, CHOSEN, DENSE)
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
@@ -61,6 +63,12 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     def work(self, case: SparseCase) -> Work:
         """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""
         return work(case)
+
+    def work_of(self, variant: str, case: SparseCase) -> Work:
+        """Of the variant `dense`, all blocks: its useful work is the dense problem's."""
+        self._known(variant)
+        found = work(case)
+        return found if variant != DENSE else replace(found, flops=dense_flops(case))
 
     def inputs(self, case: SparseCase, *, seed: int, kind: str, device: str | device) -> SparseInputs:
         """Seeded inputs; see `inputs.make_inputs`."""

@@ -10,12 +10,12 @@ import math
 from attnbench.workloads.attention.axes import parse_boolean, parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of, precision
+from attnbench.workloads.given_files import is_known, known_as
 from attnbench.workloads.sparse.case import (
     ACCEPTED_DENSITY,
     ACCEPTED_GRID,
     ACCEPTED_PATTERN,
     BLOCKS,
-    FILE,
     PATTERNS,
 )
 
@@ -35,9 +35,7 @@ def parse_pattern(text: str) -> str:
     """Read the name of a pattern, or find a file and say its name and hash."""
     if text in PATTERNS:
         return text
-    if FILE.fullmatch(text) or text.endswith((".npy", ".safetensors")):
-        from attnbench.workloads.given_files import known_as
-
+    if is_known(text) or text.endswith((".npy", ".safetensors")):
         return known_as(text)
     raise ValueError(ACCEPTED_PATTERN)
 

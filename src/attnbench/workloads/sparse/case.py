@@ -17,6 +17,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
+from attnbench.workloads.given_files import is_known
 
 BLOCKS = ("128x128", "128x64", "64x128", "64x64")
 "Queries x keys of a block."
@@ -24,7 +25,6 @@ FULL = "full"
 ON_GRID = ("sta", "radial", "frame")
 "Patterns of video tokens, which need a grid."
 PATTERNS = (FULL, "random", "random-uneven", "window", "sink", *ON_GRID)
-FILE = re.compile(r"[^\s/\\@]+\.(?:npy|safetensors)@[0-9a-f]{8}")
 ACCEPTED_PATTERN = f"one of {', '.join(PATTERNS)}, or a file of a map: PATH.npy, PATH.safetensors"
 ACCEPTED_DENSITY = "a number above 0, at most 1"
 ACCEPTED_GRID = "frames:height:width in tokens, such as 13:30:45"
@@ -77,7 +77,7 @@ class SparseCase:
         if self.block not in BLOCKS:
             raise UsageError(refusal("sparse", "block", self.block, "is not supported",
                                      f"queries x keys, one of {', '.join(BLOCKS)}"))
-        if not isinstance(self.pattern, str) or not (self.pattern in PATTERNS or FILE.fullmatch(self.pattern)):
+        if not isinstance(self.pattern, str) or not (self.pattern in PATTERNS or is_known(self.pattern)):
             raise UsageError(refusal("sparse", "pattern", self.pattern, "is not known", ACCEPTED_PATTERN))
         for name in ("causal", "widen"):
             if type(getattr(self, name)) is not bool:

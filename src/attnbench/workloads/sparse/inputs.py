@@ -39,6 +39,7 @@ def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.d
     Raises:
         UsageError: the kind is not known, or a file not fit.
     """
-    values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device)
+    grid = case.thw if case.grid else None
+    values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device, grid=grid)
     blocks = torch.from_numpy(block_map(case).copy()).to(device)
     return SparseInputs(q=values.q, k=values.k, v=values.v, block_map=blocks)

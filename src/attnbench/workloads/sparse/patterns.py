@@ -92,7 +92,7 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
     """The first blocks of each row in the pattern's order."""
     import numpy as np
 
-    possible, forced = visible_pairs(case) > 0, _on_diagonal(case)
+    possible, forced = visible_pairs(case) > 0, on_diagonal(case)
     least = np.maximum(forced.sum(1), 1)
     assert case.density is not None  # only files have none
     share = np.floor(case.density * possible.sum(1) + 0.5)
@@ -110,7 +110,7 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to((order <= last) & possible, shape)
 
 
-def _on_diagonal(case: SparseCase) -> Array:
+def on_diagonal(case: SparseCase) -> Array:
     """Blocks in which a query of a causal case meets its own position."""
     (start_q, size_q), (start_k, size_k) = spans(case)
     first: Array = start_q + case.seqlen_k - case.seqlen

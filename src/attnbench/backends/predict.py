@@ -1,0 +1,147 @@
+"""Predictors: which blocks matter, guessed from q and k on the device, by torch alone and without a read-back.
+
+A backend that takes a map follows one: ``sparse-flex[cdf0.98]``.  Prediction, conversion and kernel are one timed call,
+and phases apart.
+
+    topk0.3         the share of a row's visible blocks with the largest products of block means
+    cdf0.98         the fewest blocks whose softmax over those products adds up to that share (SpargeAttn)
+    sub0.95         the same with log Σ exp of the products of means of quarter blocks in place of one product
+    anti0.9         the same with sums along anti-diagonals of stride 16 (XAttention): every token counts
+    …-sim0.6        besides, with topk and cdf: a block whose tokens are on average less alike than that (mean cosine of
+                    pairs) has no useful mean: its row, or column, is kept whole (SpargeAttn's gate)
+
+Every row keeps a block, and under a causal mask those on the diagonal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnbench.errors import UsageError, refusal
+from attnbench.workloads.sparse.patterns import on_diagonal, visible_pairs
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+    from attnbench.workloads.sparse.case import SparseCase
+
+FORM = re.compile(r"(topk|cdf|sub|anti)(0?\.\d+|1(?:\.0+)?)(?:-sim(0?\.\d+|[01](?:\.0+)?))?")
+NAMES = re.compile("topk|cdf|sub|anti")
+ACCEPTED = "topkX, cdfX, subX or antiX with X above 0 and at most 1, topk and cdf also with -simY, such as cdf0.98"
+STRIDE = 16
+PARTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A rule and its numbers."""
+
+    rule: str
+    share: float
+    gate: float = 0.0
+    "least mean cosine of the tokens of a block; 0 is open"
+
+    @classmethod
+    def read(cls, who: str, text: str) -> Predictor:
+        """Read a short form.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        match = FORM.fullmatch(text)
+        if match is None or not float(match[2]) or (match[3] and match[1] in ("sub", "anti")):
+            raise UsageError(refusal(who, "predictor", text, "cannot be read", ACCEPTED))
+        return cls(match[1], float(match[2]), float(match[3] or 0))
+
+    def on(self, case: SparseCase, device: device) -> Callable[[Tensor, Tensor], Tensor]:
+        """What predicts a case's map, bool [B, H, rows, columns], from q [B, H, S, D] and k [B, G, S, D].
+
+        All that depends on the case alone is made here: the call copies nothing to the device or from it.
+        """
+        import torch
+
+        possible = torch.from_numpy(visible_pairs(case) > 0).to(device)
+        forced = torch.from_numpy(on_diagonal(case)).to(device)
+        return lambda q, k: self._map(case, q, k, possible, forced)
+
+    def _map(self, case: SparseCase, q: Tensor, k: Tensor, possible: Tensor, forced: Tensor) -> Tensor:
+        k = k.repeat_interleave(case.group_size, dim=1) if case.group_size > 1 else k
+        scores = {"sub": _parts, "anti": _antidiagonals}.get(self.rule, _means)(case, q, k)
+        scores = scores.masked_fill(~possible, -float("inf"))
+        kept = _largest(scores, possible, self.share) if self.rule == "topk" else _mass(scores, self.share)
+        if self.gate:
+            rows, columns = (_similarity(x, size) < self.gate for x, size in zip((q, k), case.block_shape, strict=True))
+            kept = kept | rows[..., :, None] | columns[..., None, :]
+        return (kept | forced) & possible
+
+
+def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """x [B, H, S, D] as [B, H, blocks, size, D] in fp32, zeros after the end, and the tokens of each block [blocks]."""
+    import torch
+
+    rows = x.shape[2]
+    count = -(-rows // size)
+    whole = torch.nn.functional.pad(x, (0, 0, 0, count * size - rows)).unflatten(2, (count, size))
+    tokens = (rows - torch.arange(count, device=x.device) * size).clamp(max=size)
+    return whole, tokens
+
+
+def _mean(x: Tensor, size: int) -> Tensor:
+    import torch
+
+    whole, tokens = _blocks(x, size)
+    return whole.sum(3, dtype=torch.float32) / tokens[:, None]
+
+
+def _means(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
+    q_mean, k_mean = (_mean(x, size) for x, size in zip((q, k), case.block_shape, strict=True))
+    return q_mean @ k_mean.mT * case.scale
+
+
+def _parts(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
+    import torch
+
+    q_mean, k_mean = (_mean(x, size // PARTS) for x, size in zip((q, k), case.block_shape, strict=True))
+    scores = q_mean @ k_mean.mT * case.scale
+    (rows, columns), lowest = case.blocks, -float("inf")
+    room = (0, columns * PARTS - scores.shape[3], 0, rows * PARTS - scores.shape[2])
+    parts = torch.nn.functional.pad(scores, room, value=lowest)
+    return parts.unflatten(3, (columns, PARTS)).unflatten(2, (rows, PARTS)).logsumexp((3, 5))
+
+
+def _antidiagonals(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
+    """Logarithm of each block's share of the softmax over strides."""
+    import torch
+
+    (rows, columns), (block_q, block_k) = case.blocks, case.block_shape
+    q_steps, k_steps = (_blocks(x, STRIDE)[0] for x in (q, k))
+    # Along an anti-diagonal the query steps back as the key steps on.
+    scores = q_steps.flip(3).flatten(3) @ k_steps.flatten(3).mT
+    weights = (scores.float() * (case.scale / STRIDE)).softmax(-1)
+    room = (0, columns * (block_k // STRIDE) - weights.shape[3], 0, rows * (block_q // STRIDE) - weights.shape[2])
+    parts = torch.nn.functional.pad(weights, room)
+    parts = parts.unflatten(3, (columns, block_k // STRIDE)).unflatten(2, (rows, block_q // STRIDE))
+    return parts.sum((3, 5)).log()
+
+
+def _similarity(x: Tensor, size: int) -> Tensor:
+    """Mean cosine of all pairs of tokens of each block, [B, H, blocks]."""
+    import torch
+
+    unit = torch.nn.functional.normalize(x.float(), dim=-1)
+    return _mean(unit, size).square().sum(-1)
+
+
+def _largest(scores: Tensor, possible: Tensor, share: float) -> Tensor:
+    count = (possible.sum(-1) * share + 0.5).long().clamp(min=1)[:, None]
+    return scores.argsort(-1, descending=True).argsort(-1) < count
+
+
+def _mass(scores: Tensor, share: float) -> Tensor:
+    weights, order = scores.softmax(-1).nan_to_num(nan=0.0).sort(-1, descending=True)
+    # Those before which the share is not reached; the largest is always among them.
+    kept = weights.cumsum(-1) - weights < share
+    return kept.scatter(-1, order, kept)

@@ -1,0 +1,200 @@
+"""``sparge`` and ``sparge-fp8``: SpargeAttn, which predicts which blocks matter; inference only.
+
+Without a configuration `sparge-fp8` computes the map it is given (`block_sparse_sage2_attn_cuda`), and `sparge`
+predicts with the library's defaults.  A configuration ``sim0-cdf0.7-pv50`` predicts with those thresholds:
+`simthreshd1` of the similarity gate, `cdfthreshd` of the share of softmax mass, `pvthreshd` of the skipped products
+P V.  **On random data the defaults (sim 0.6, cdf 0.98) skip nothing**: no block is similar to itself, so every row is
+dense.
+
+The map that a prediction used is kept as the library makes it, by a wrapper around its own function that is there
+during the call alone.  All kernels start on the default stream: they are never captured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import Budget, Config, Launch, Machine
+from attnbench.backends.sparse import SparseBackend, SparseLimits, map_of_lists, resized
+from attnbench.errors import Unsupported, UsageError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.workloads.sparse.case import SparseCase
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+FORM = re.compile(r"sim(-?\d+(?:\.\d+)?)-cdf(\d+(?:\.\d+)?)-pv(\d+(?:\.\d+)?)")
+DEFAULTS = {"simthreshd1": 0.6, "cdfthreshd": 0.98, "pvthreshd": 50.0}
+PREDICTS = "get_block_map_meansim_fuse_quant"
+SWEEP = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+"cdfthreshd of the seed's sweep, with simthreshd1 0 and pvthreshd 50."
+
+
+class SpargeBackend(SparseBackend):
+    """What the two have in common."""
+
+    install = "git clone https://github.com/thu-ml/SpargeAttn.git && cd SpargeAttn && MAX_JOBS={max_jobs} pip install ."
+    module = "spas_sage_attn.core"
+    distribution = "spas_sage_attn"
+    variant = "chosen"
+    follows = False
+    function: ClassVar[str]
+    "predicts and attends"
+    limits = SparseLimits(headdims=(64, 128), causal=True, capability=(8, 0), capability_below=(10, 0))
+
+    def configs(self, case: SparseCase) -> Iterable[Config]:
+        """The library's defaults, and the seed's sweep."""
+        return [self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case) for sim, cdf in
+                ((0.6, 0.98), *((0, cdf) for cdf in SWEEP))]
+
+    def config_of(self, short: str, case: SparseCase) -> Config:
+        """Any thresholds.
+
+        Raises:
+            UsageError: they cannot be read or are out of range.
+        """
+        match = FORM.fullmatch(short)
+        numbers = [float(text) for text in match.groups()] if match else []
+        if not numbers or not (-1 <= numbers[0] <= 1 and 0 <= numbers[1] <= 1):
+            raise UsageError(refusal(self.name, "config", short, "cannot be read",
+                                     "simX-cdfY-pvZ, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50"))
+        return Config(short, dict(zip(DEFAULTS, numbers, strict=True)))
+
+    def check(self, case: SparseCase, machine: Machine) -> None:
+        """Refuse what the library cannot take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        if case.seqlen < 128:
+            raise Unsupported(refusal(self.name, "seqlen", case.seqlen, "is too short", "at least 128"))
+        native = self.own_block(machine)
+        if self.variant_of(case) == "chosen" and not case.widen and any(
+                size > own for size, own in zip(case.block_shape, native, strict=True)):
+            raise Unsupported(refusal(self.name, "block", case.block, "cannot say the map that it predicts",
+                                      f"blocks that divide {native[0]}x{native[1]}, such as 64x64"))
+
+    def own_block(self, machine: Machine) -> tuple[int, int]:
+        """Queries and keys of the library's blocks on a card."""
+        return 128, 64
+
+    def budget(self, case: SparseCase) -> Budget:
+        """Queries and keys in int8 with a scale for each block, P V in fp16.
+
+        Emulated against fp64 at 4096 rows the relative L1 is 0.013 on normal values and 0.054 on outliers.
+        """
+        return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
+
+    @contextmanager
+    def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
+        """Tensors [B, H, S, D], which the library calls HND."""
+        core = importlib.import_module("spas_sage_attn.core")
+        yield self._predicting(case, inputs, core)
+
+    def _predicting(self, case: SparseCase, inputs: SparseInputs, core: Any) -> Launch:
+        given = dict(self.config.values) if self.config else dict(DEFAULTS)
+        native = self.own_block(machine_of(inputs))
+        made: dict[str, Tensor] = {}
+        function = getattr(core, self.function)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with kept(core, PREDICTS, made):
+                out: Tensor = function(q, k, v, is_causal=case.causal, scale=case.scale, tensor_layout="HND", **given)
+            return out
+
+        def chosen() -> dict[str, Tensor]:
+            columns = -(-case.seqlen_k // native[1])
+            blocks = map_of_lists(made["counts"], made["deltas"].cumsum(-1), columns)
+            return {"block_map": resized(blocks, case, native, case.block_shape)}
+
+        words = ", ".join(f"{name} {value:g}" for name, value in given.items())
+        notes = (f"map predicted by SpargeAttn: {words}",)
+        return self.launch(case, inputs, attend, choices=chosen, capturable=False, notes=notes)
+
+
+@contextmanager
+def kept(core: Any, name: str, made: dict[str, Tensor]) -> Iterator[None]:
+    """Keep the lists of blocks that a function of the library returns: the steps from one to the next, and counts."""
+    function = getattr(core, name)
+
+    def predict(*args: Any, **options: Any) -> Any:
+        found = function(*args, **options)
+        made["deltas"], made["counts"] = found[0], found[1]
+        return found
+
+    setattr(core, name, predict)
+    try:
+        yield
+    finally:
+        setattr(core, name, function)
+
+
+class Sparge(SpargeBackend):
+    """P V in fp16: kernels of Ampere's class on every card."""
+
+    name = "sparge"
+    title = "SpargeAttn, fp16 PV"
+    function = "spas_sage_attn_meansim_cuda"
+
+
+class SpargeFp8(SpargeBackend):
+    """P V in e4m3; on Hopper blocks of 64x128."""
+
+    name = "sparge-fp8"
+    title = "SpargeAttn, fp8 PV"
+    function = "spas_sage2_attn_meansim_cuda"
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.variant = "chosen" if config else "given"  # type: ignore[misc]  # with thresholds it predicts
+
+    def own_block(self, machine: Machine) -> tuple[int, int]:
+        """On Hopper another than elsewhere."""
+        return (64, 128) if machine.capability and machine.capability[0] == 9 else (128, 64)
+
+    def budget(self, case: SparseCase) -> Budget:
+        """P and V in e4m3 besides: emulated 0.040 on normal values and on outliers."""
+        return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
+
+    def check(self, case: SparseCase, machine: Machine) -> None:
+        """Refuse a map that is not in the card's blocks.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        native = self.own_block(machine)
+        if not self.config and case.block_shape != native:
+            raise Unsupported(refusal(self.name, "block", case.block, "is not the block of this card's kernel",
+                                      f"{native[0]}x{native[1]}"))
+
+    @contextmanager
+    def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
+        """The given map, or a predicted one."""
+        core = importlib.import_module("spas_sage_attn.core")
+        if self.config:
+            yield self._predicting(case, inputs, core)
+            return
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = core.block_sparse_sage2_attn_cuda(q, k, v, mask_id=blocks, scale=case.scale,
+                                                            tensor_layout="HND")
+            return out
+
+        blocks = inputs.block_map.contiguous()
+        yield self.launch(case, inputs, attend, capturable=False)
+
+
+def machine_of(inputs: SparseInputs) -> Machine:
+    """The card of a session's inputs."""
+    import torch
+
+    if not inputs.q.is_cuda:
+        return Machine("cpu")
+    return Machine("cuda", torch.cuda.get_device_capability(inputs.q.device))

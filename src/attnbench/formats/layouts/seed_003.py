@@ -1,0 +1,291 @@
+"""seed-003: plots of sparse and quantised attention over length, and over the sparsity that was reached.
+
+    seq_len_plots/{time_ms,tflops}_causal_{false,true}.png                  cases that keep every block
+    seq_len_plots_30/…                                                      at 30 % sparsity, and so for other shares
+    sparge_sparsity_plots/{time_ms,tflops}_actual_sparsity_seq32768_causal_{false,true}.png
+
+Time is the mean.  TFLOP/s count 4 B H D S² FLOPs, halved under a causal mask, whatever was skipped: the effective rate.
+Backends have the seed's names: fa2, sage2, sparge, sparge_fp8; others their own.  A picture carries its numbers with
+it, in a text chunk of the PNG: that is what `read` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
+from attnbench.formats.layouts.base import Layout, imported_record, imported_run, imported_time, mean_of, timed
+from attnbench.record import Record, Run
+from attnbench.store.files import is_file, is_folder, write_bytes
+
+NAME, WORKLOADS = "seed-003", ("sparse", "attention")
+LENGTHS, SWEEP = "seq_len_plots", "sparge_sparsity_plots"
+FILE = re.compile(r"(time_ms|tflops)(?:_actual_sparsity_seq(\d+))?_causal_(false|true)\.png")
+FOLDER = re.compile(rf"{LENGTHS}(?:_(\d+))?|{SWEEP}")
+SERIES = {"sdpa-flash": "fa2", "flash-attn-2": "fa2", "sage2": "sage2", "sparge": "sparge", "sparge-fp8": "sparge_fp8"}
+METRICS = {"time_ms": "time, ms", "tflops": "effective TFLOP/s"}
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+KEYWORD = b"attnbench seed-003"
+VERSION = "6.4"
+LARGEST_CHUNK = 2**24
+DEFAULTS = "SpargeAttn's defaults (sim 0.6, cdf 0.98) skip nothing on random data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One record as the pictures know it."""
+
+    series: str
+    batch: int
+    nheads: int
+    headdim: int
+    seqlen: int
+    causal: bool
+    dtype: str
+    sparsity: int
+    "percent that the case asks for: which folder"
+    actual_sparsity: float
+    "percent that was reached"
+    mean_ms: float
+    map: str
+    "how the map came about"
+
+    @property
+    def time_ms(self) -> float:
+        """Mean."""
+        return self.mean_ms
+
+    @property
+    def tflops(self) -> float:
+        """As the seed counts them."""
+        flops = 4 * self.batch * self.nheads * self.headdim * self.seqlen**2 / (2 if self.causal else 1)
+        return flops / self.mean_ms / 1e9
+
+
+class Seed003(Layout):
+    """Pictures of both sweeps."""
+
+    name = NAME
+    title = "a folder: seq_len_plots/, seq_len_plots_30/, sparge_sparsity_plots/ with PNG of time and TFLOP/s"
+
+    def write(self, run: Run, path: str | Path) -> list[Path]:
+        """Write the pictures that the run has two points of a line for, or one where it has no more."""
+        written = []
+        for place, (x, points) in _pictures(_points(run)).items():
+            for metric in METRICS:
+                file = Path(path) / place.format(metric=metric)
+                write_bytes(file, _with_numbers(_drawn(x, metric, points), points))
+                written.append(file)
+        return written
+
+    def recognises(self, path: Path) -> bool:
+        """A picture by its name, or a folder with such ones in it or in the folders of the layout."""
+        if is_file(path):
+            return bool(FILE.fullmatch(path.name))
+        return is_folder(path) and bool(_files(path))
+
+    def read(self, path: str | Path) -> Run:
+        """A record for each point of the pictures, each once."""
+        files = [Path(path)] if is_file(path) else _files(Path(path))
+        points = list(dict.fromkeys(point for file in files for point in _numbers(file)))
+        if not points:
+            raise RunFileError(refusal("import", "path", path, f"has nothing of {NAME}", f"{LENGTHS}/, {SWEEP}/"))
+        return imported_run(NAME, path, [_record(point) for point in points])
+
+    def console(self, run: Run) -> str:
+        """A line for each point, what the pictures show."""
+        return "\n".join(
+            f"{point.series}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
+            f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
+            for point in _points(run))
+
+    def notes(self, run: Run) -> tuple[str, ...]:
+        """How maps came about, and what the rates are."""
+        points = _points(run)
+        ways = sorted({point.map for point in points if point.map})
+        return (f"{NAME}: TFLOP/s are effective: dense FLOPs over the mean time, whatever was skipped",
+                *(f"{NAME}: {way}" for way in ways), f"{NAME}: {DEFAULTS}")
+
+
+# ── from a run to points ───────────────────────────────────────────────────────────────────────────
+
+
+def _points(run: Run) -> list[Point]:
+    """The timed records of square attention problems.
+
+    Raises:
+        UsageError: there is none.
+    """
+    points = [_point(record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)]
+    if not points:
+        raise UsageError(refusal(NAME, "records", 0, "have a time, a length and a head size",
+                                 f"a run of the workload {' or '.join(WORKLOADS)} with as many keys as queries"))
+    return points
+
+
+def _fits(case: Mapping[str, Any]) -> bool:
+    sizes = all(type(case.get(name)) is int for name in ("batch", "nheads", "headdim", "seqlen"))
+    return sizes and case.get("seqlen_k") == case["seqlen"] and case.get("mode", "fwd") == "fwd"
+
+
+def _point(record: Record) -> Point:
+    case, work = record.case, record.work
+    name, _, short = record.backend.partition("[")
+    if name == "dense":
+        name, short = short.removesuffix("]") or "sdpa-flash", ""
+    density = record.counters.get("density")
+    if density is None:
+        density = work.flops / work.dense_flops if work and work.dense_flops else 1.0
+    asked = case.get("density")
+    series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
+    return Point(series=series, batch=case["batch"], nheads=case["nheads"], headdim=case["headdim"],
+                 seqlen=case["seqlen"], causal=bool(case.get("causal")), dtype=str(case.get("dtype", "")),
+                 sparsity=round(100 * (1 - (1.0 if asked is None else asked))),
+                 actual_sparsity=round(100 * (1 - density), 3), mean_ms=mean_of(record), map=_way(record, short))
+
+
+def _way(record: Record, short: str) -> str:
+    """How the map of a row came about; empty of dense rows."""
+    said = [note for note in record.notes if note.startswith("map ")]
+    if said or record.workload != "sparse" or record.backend.startswith("dense"):
+        return said[0] if said else ""
+    case = record.case
+    return f"map given: pattern {case.get('pattern')}, blocks {case.get('block')}, seed {case.get('map_seed')}"
+
+
+def _pictures(points: Sequence[Point]) -> dict[str, tuple[str, list[Point]]]:
+    """Names of files, with {metric} open; the field of their x axis and their points."""
+    found: dict[str, tuple[str, list[Point]]] = {}
+    for point in points:
+        folder = LENGTHS + (f"_{point.sparsity}" if point.sparsity else "")
+        name = f"{folder}/{{metric}}_causal_{str(point.causal).lower()}.png"
+        found.setdefault(name, ("seqlen", []))[1].append(point)
+    sweeps: dict[tuple[int, bool], list[Point]] = {}
+    for point in points:
+        if point.map:
+            sweeps.setdefault((point.seqlen, point.causal), []).append(point)
+    for (seqlen, causal), some in sweeps.items():
+        if len({point.actual_sparsity for point in some}) > 1:
+            name = f"{SWEEP}/{{metric}}_actual_sparsity_seq{seqlen}_causal_{str(causal).lower()}.png"
+            found[name] = ("actual_sparsity", some)
+    return found
+
+
+# ── pictures ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
+    """A PNG of one metric over x, a line for each series.
+
+    Raises:
+        Unavailable: what draws is not installed.
+    """
+    try:
+        import vl_convert
+    except ImportError:
+        raise Unavailable(f"{NAME}: module=vl_convert is not installed; pip install vl-convert-python") from None
+    ways = sorted({point.map for point in points if point.map})
+    first = points[0]
+    shape = f"batch {first.batch}, {first.nheads} heads of {first.headdim}, {first.dtype}"
+    rows = [{"x": getattr(point, x), "y": round(getattr(point, metric), 6), "series": point.series} for point in points]
+    scale = {"type": "log", "base": 2} if x == "seqlen" else {"zero": False}
+    title = {"seqlen": "sequence length", "actual_sparsity": "actual sparsity, %"}[x]
+    drawn: bytes = vl_convert.vegalite_to_png(json.dumps({
+        "width": 560, "height": 360, "data": {"values": rows}, "mark": {"type": "line", "point": True},
+        "title": {"text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
+                  "subtitle": [*ways[:6], DEFAULTS]},
+        "encoding": {"x": {"field": "x", "type": "quantitative", "title": title, "scale": scale},
+                     "y": {"field": "y", "type": "quantitative", "title": METRICS[metric],
+                           "scale": {"type": "log"} if metric == "time_ms" else {}},
+                     "color": {"field": "series", "type": "nominal", "title": None}},
+    }), vl_version=VERSION)
+    return drawn
+
+
+def _with_numbers(picture: bytes, points: Iterable[Point]) -> bytes:
+    """The PNG with the points in a text chunk before its end."""
+    data = KEYWORD + b"\0" + json.dumps([asdict(point) for point in points]).encode("ascii")
+    chunk = struct.pack(">I", len(data)) + b"tEXt" + data + struct.pack(">I", zlib.crc32(b"tEXt" + data))
+    end = picture.rindex(struct.pack(">I", 0) + b"IEND")
+    return picture[:end] + chunk + picture[end:]
+
+
+def _numbers(path: Path) -> list[Point]:
+    """The points that a picture carries.
+
+    Raises:
+        RunFileError: it cannot be read, is no PNG, or carries none that can be used.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFileError(refusal("import", "path", path, f"cannot be read ({error.strerror})", "a PNG")) from None
+    for kind, content in _chunks(path, data):
+        keyword, _, text = content.partition(b"\0")
+        if kind == b"tEXt" and keyword == KEYWORD:
+            try:
+                return [_checked(item) for item in json.loads(text)]
+            except (ValueError, TypeError, RecursionError):
+                raise RunFileError(refusal("import", "path", path, "carries numbers that cannot be used",
+                                           "a picture of this layout as it was written")) from None
+    raise RunFileError(refusal("import", "path", path, "carries no numbers",
+                               "a picture that `attnbench export --layout seed-003` wrote",
+                               "of the seed's own pictures there is nothing to read"))
+
+
+def _chunks(path: Path, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if not data.startswith(SIGNATURE):
+        raise RunFileError(refusal("import", "path", path, "is no PNG", "a PNG"))
+    at = len(SIGNATURE)
+    while at + 12 <= len(data):
+        (length,) = struct.unpack(">I", data[at:at + 4])
+        if length > LARGEST_CHUNK or at + 12 + length > len(data):
+            raise RunFileError(refusal("import", "path", path, "is torn", "a whole PNG"))
+        yield data[at + 4:at + 8], data[at + 8:at + 8 + length]
+        at += 12 + length
+
+
+def _checked(item: Any) -> Point:
+    point = Point(**item)
+    for name, kind in Point.__annotations__.items():
+        value = getattr(point, name)
+        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[kind]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):  # type: ignore[arg-type]
+            raise ValueError(name)
+    if not (0 < point.mean_ms < 1e12 and 0 <= point.sparsity < 100 and point.seqlen > 0):
+        raise ValueError("out of range")
+    return replace(point, mean_ms=float(point.mean_ms), actual_sparsity=float(point.actual_sparsity))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Pictures of the layout in a folder and in the layout's own folders below it."""
+    places = [folder]
+    try:
+        places += sorted(one for one in folder.iterdir() if FOLDER.fullmatch(one.name) and is_folder(one))
+        return [file for place in places for file in sorted(place.iterdir()) if FILE.fullmatch(file.name)]
+    except OSError:
+        return []
+
+
+def _record(point: Point) -> Record:
+    names = {theirs: ours for ours, theirs in reversed(SERIES.items())}
+    inner = names.get(point.series, point.series)
+    case = {"batch": point.batch, "nheads": point.nheads, "headdim": point.headdim, "seqlen": point.seqlen,
+            "seqlen_k": point.seqlen, "causal": point.causal, "dtype": point.dtype,
+            "density": round(1 - point.sparsity / 100, 2)}
+    backend = inner if point.map else f"dense[{inner}]"
+    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are told apart by what they reached
+        backend = f"{inner}[{point.actual_sparsity:g}%]"
+    record = imported_record(NAME, case, backend, imported_time(mean_ms=point.mean_ms), workload="sparse",
+                             counters={"density": 1 - point.actual_sparsity / 100})
+    return replace(record, notes=(*record.notes, *([point.map] if point.map else [])))
+
+
+LAYOUT = Seed003()

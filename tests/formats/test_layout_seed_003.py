@@ -1,0 +1,147 @@
+"""Seed 003's pictures: their names, the numbers that they carry, and what is no such picture."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from attnbench.errors import RunFileError, UsageError
+from attnbench.formats.layouts import layout_names, load_layout, recognise
+from attnbench.formats.layouts.base import imported_run, imported_time
+from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _points
+from attnbench.record import Record, Status, Work
+
+DENSE = 10**12
+
+
+def record(backend, ms, *, density=1.0, actual=None, workload="sparse", notes=(), **changed):
+    case = {"batch": 4, "nheads": 32, "headdim": 128, "seqlen": 1024, "causal": False, "dtype": "fp16",
+            "density": density, "pattern": "random", "block": "64x64", "map_seed": 0} | changed
+    case["seqlen_k"] = case.get("seqlen_k", case["seqlen"])
+    share = density if actual is None else actual
+    return Record(workload=workload, case=case, case_id=json.dumps(case), group=json.dumps(case), backend=backend,
+                  status=Status.PASSED, time=imported_time(mean_ms=ms, median_ms=2 * ms), notes=tuple(notes),
+                  work=Work(flops=int(share * DENSE), bytes=1, dense_flops=DENSE),
+                  counters={} if actual is None else {"density": actual})
+
+
+SPARGE = ("map predicted by SpargeAttn: simthreshd1 0, cdfthreshd 0.7, pvthreshd 50",)
+
+
+def made_up():
+    found = []
+    for seqlen in (1024, 2048):
+        for density in (1.0, 0.7):
+            found += [record("dense[sdpa-flash]", 2.0, seqlen=seqlen, density=density),
+                      record("flash-sparse", 1.5, seqlen=seqlen, density=density)]
+    found += [record(f"sparge[sim0-cdf{cdf}-pv50]", 1.0 + cdf, seqlen=2048, density=0.7, actual=cdf, causal=True,
+                     notes=SPARGE) for cdf in (0.3, 0.5)]
+    return imported_run("mine", "x", found)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    pytest.importorskip("vl_convert")
+    folder = tmp_path_factory.mktemp("seed-003")
+    return folder, LAYOUT.write(made_up(), folder)
+
+
+def test_files_have_the_seeds_names(written):
+    folder, files = written
+    assert "seed-003" in layout_names()
+    assert sorted(str(file.relative_to(folder)) for file in files) == sorted(
+        [f"seq_len_plots{end}/{metric}_causal_false.png" for end in ("", "_30") for metric in ("time_ms", "tflops")]
+        + [f"seq_len_plots_30/{metric}_causal_true.png" for metric in ("time_ms", "tflops")]
+        + [f"sparge_sparsity_plots/{metric}_actual_sparsity_{plot}.png" for metric in ("time_ms", "tflops")
+           for plot in ("seq1024_causal_false", "seq2048_causal_false", "seq2048_causal_true")])
+    assert all(file.read_bytes().startswith(SIGNATURE) for file in files)
+
+
+def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_path):
+    folder, files = written
+    assert recognise(folder) is LAYOUT
+    again = LAYOUT.read(folder)
+
+    def keys(run):
+        return sorted((point.series, point.seqlen, point.sparsity, point.actual_sparsity, point.causal, point.mean_ms,
+                       point.map) for point in _points(run))
+
+    assert keys(again) == keys(made_up())
+    LAYOUT.write(again, tmp_path)
+    for file in files:
+        theirs = (tmp_path / file.relative_to(folder)).read_bytes()
+        assert theirs[:2000] == file.read_bytes()[:2000]
+    assert len({(record.group, record.backend) for record in again.records}) == len(again.records)
+    one = LAYOUT.read(next(file for file in files if file.name == "time_ms_causal_true.png"))
+    assert {record.backend for record in one.records} == {"sparge[50%]", "sparge[70%]"}
+    assert {record.time.mean_ms for record in one.records} == {1.3, 1.5}
+
+
+def test_rates_are_effective_and_of_the_mean():
+    points = {point.series: point for point in _points(made_up())}
+    assert points["fa2"].tflops == pytest.approx(4 * 4 * 32 * 128 * 2048**2 / 2.0 / 1e9)
+    assert points["sparge"].tflops == pytest.approx(4 * 4 * 32 * 128 * 2048**2 / 2 / 1.5 / 1e9)
+    assert set(points) == {"fa2", "flash-sparse", "sparge"}
+    quantised = _points(imported_run("mine", "x", [
+        record("sage2", 1.0, workload="attention", window=None), record("sparge-fp8", 1.0, actual=0.5)]))
+    assert [point.series for point in quantised] == ["sage2", "sparge_fp8"]
+    assert [point.map for point in quantised] == ["", "map given: pattern random, blocks 64x64, seed 0"]
+
+
+def test_the_console_says_what_the_pictures_show():
+    lines = LAYOUT.console(made_up()).splitlines()
+    assert lines[0] == "fa2: seq_len 1024, causal false, sparsity 0 %: 2 ms, 34.36 TFLOP/s"
+    assert lines[-1] == "sparge: seq_len 2048, causal true, sparsity 50 %: 1.5 ms, 91.63 TFLOP/s"
+    assert len(lines) == 10
+
+
+def test_how_maps_came_about_is_said():
+    notes = LAYOUT.notes(made_up())
+    assert "seed-003: map given: pattern random, blocks 64x64, seed 0" in notes
+    assert "seed-003: map predicted by SpargeAttn: simthreshd1 0, cdfthreshd 0.7, pvthreshd 50" in notes
+    assert notes[-1] == "seed-003: SpargeAttn's defaults (sim 0.6, cdf 0.98) skip nothing on random data"
+
+
+def test_a_run_without_such_problems_is_refused():
+    for records in ([], [record("eager", 1.0, seqlen_k=512)], [record("eager", 1.0, workload="hstu")]):
+        with pytest.raises(UsageError, match="seed-003: records=0 have a time, a length and a head size"):
+            LAYOUT.write(imported_run("mine", "x", records), "nowhere")
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+POINT = {"series": "fa2", "batch": 1, "nheads": 1, "headdim": 64, "seqlen": 8, "causal": False, "dtype": "fp16",
+         "sparsity": 0, "actual_sparsity": 0.0, "mean_ms": 1.0, "map": ""}
+
+
+@pytest.mark.parametrize(("data", "words"), [
+    (b"GIF89a", "is no PNG; a PNG"),
+    (SIGNATURE + chunk(b"IEND", b""), "carries no numbers; a picture that `attnbench export --layout seed-003` wrote"),
+    (SIGNATURE + struct.pack(">I", 99) + b"tEXt" + 20 * b"x", "is torn; a whole PNG"),
+    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0{"), "carries numbers that cannot be used"),
+    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + b"[" * 10**5), "carries numbers that cannot be used"),
+    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0[{}]"), "carries numbers that cannot be used"),
+    *[(SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + json.dumps([POINT | {name: value}]).encode()),
+       "carries numbers that cannot be used")
+      for name, value in [("mean_ms", -1.0), ("mean_ms", "1"), ("seqlen", True), ("sparsity", 100), ("series", 3),
+                          ("other", 1)]],
+])
+def test_what_is_no_such_picture_is_refused_in_one_line(data, words, tmp_path):
+    file = tmp_path / "time_ms_causal_true.png"
+    file.write_bytes(data)
+    assert LAYOUT.recognises(file)
+    with pytest.raises(RunFileError, match=words) as caught:
+        LAYOUT.read(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_pictures_is_not_ours(tmp_path):
+    assert not LAYOUT.recognises(tmp_path)
+    assert not load_layout("seed-003").recognises(tmp_path / "other.png")
+    with pytest.raises(RunFileError, match="has nothing of seed-003"):
+        LAYOUT.read(tmp_path)
