@@ -127,7 +127,8 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
     unseen = consumer.mask.unseen(row, work, consumer.BLOCK_N)
-    count = skip_tiles(rings, count, unseen, consumer.turns, WARPGROUP, consumer.TURNS)
+    if consumer.SKIPS:
+        count = skip_tiles(rings, count, unseen, consumer.turns, WARPGROUP, consumer.TURNS)
     end -= unseen
     if SPLIT:
         held_ring.wait(done)

@@ -40,6 +40,8 @@ class Consumer:
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_V: gl.constexpr
+    SKIPS: gl.constexpr
+    "whether a warpgroup leaves out the first tiles of keys where its rows see none of them"
     TURNS: gl.constexpr
     "whether warpgroups take turns"
     MIX: gl.constexpr

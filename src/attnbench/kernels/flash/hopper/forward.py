@@ -99,7 +99,7 @@ def flash_hopper_forward(
     producer = Producer(q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N,
                         GROUPS)
     consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, outs, held_rings,
-                        PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID)
+                        PACKED, BLOCK_N, BLOCK_V, True, TURNS, MIX, LAZY, GRID)
     if GROUPS == 2:
         gl.warp_specialize([
             (consume, (consumer, 0)),

@@ -68,7 +68,7 @@ def flash_sparse_hopper_forward(
                         rows, columns, repeats, seqlen_q, seqlen_k, BLOCK_Q, BLOCK_K, BLOCK_N, GROUPS)
     mask = ListMask(indices_ptr, heads, rows, columns, 0, 0, False, CAUSAL, BLOCK_Q, BLOCK_K)
     consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, q_rings[0].tiles,
-                        q_rings, False, BLOCK_N, BLOCK_V, False, False, LAZY, "ticket")
+                        q_rings, False, BLOCK_N, BLOCK_V, False, False, False, LAZY, "ticket")
     if GROUPS == 1:
         gl.warp_specialize([
             (consume, (consumer, 0)),

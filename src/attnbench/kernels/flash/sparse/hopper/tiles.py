@@ -57,5 +57,8 @@ class ListMask:
     @gluon.jit
     @no_type_check
     def unseen(self, row, work, BLOCK_N: gl.constexpr):
-        """How many of a work item's tiles show nothing to the 64 rows from `row`: all where these are past the end."""
-        return gl.where(row < work.queries, 0, work.end)
+        """How many of a work item's tiles the rows from `row` leave out: none, which the compiler does not know.
+
+        So the row is read here: a load from shared memory that nobody has read may not be open where a tile is released.
+        """
+        return gl.minimum(row, 0)
