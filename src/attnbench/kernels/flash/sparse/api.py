@@ -23,7 +23,8 @@ __all__ = ["BlockLists", "SparseConfig", "config_for", "flash_sparse_attention",
 
 
 def make_lists(
-    block_map: Tensor, q: Tensor, k: Tensor, *, block: tuple[int, int], causal: bool = False, validate: bool = False
+    block_map: Tensor, q: Tensor, k: Tensor, *, block: tuple[int, int], causal: bool = False,
+    config: SparseConfig | str | None = None, validate: bool = False,
 ) -> BlockLists:
     """Turn a map into the lists that the kernels walk: two launches, good for every call with these lengths.
 
@@ -33,21 +34,26 @@ def make_lists(
         k: [B, Sk, G, D].
         block: queries and keys of a block, one of `problem.BLOCKS`.
         causal: as the calls that use them; blocks that it hides are not listed.
+        config: as the calls that use them: some take several rows of the map together.
         validate: look into the map too, and wait for the device.
 
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     problem = sparse_problem_of(q, k, k, block=block, causal=causal)
+    chosen = config_for(config, q, k, k, problem)
     _check_device(q)
-    return _listed(block_map, q, k, problem, validate)
+    return _listed(block_map, q, k, problem, chosen, validate)
 
 
-def _listed(given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, validate: bool) -> BlockLists:
+def _listed(
+    given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
+) -> BlockLists:
+    share = config.share(problem.block[0])
     if isinstance(given, BlockLists):
-        check_lists(given, problem, q.device)
+        check_lists(given, problem, share, q.device)
         return given
-    lists = lists_of(given, q, k, problem)
+    lists = lists_of(given, q, k, problem, share)
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:
@@ -129,7 +135,7 @@ def flash_sparse_attention(
     problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
     chosen = config_for(config, q, k, v, problem)
     _check_device(q)
-    lists = _listed(block_map, q, k, problem, validate)
+    lists = _listed(block_map, q, k, problem, chosen, validate)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):  # Triton launches on the current device

@@ -28,11 +28,11 @@ class SparseConfig(LaunchConfig):
 
     EXAMPLE: ClassVar[str] = "m128n128w8s2-ws-deep-lazy"
 
-    block_m: Annotated[int, Spelled("m{}", (64, 128))]
-    "queries of a tile: those of a block, or half of them"
+    block_m: Annotated[int, Spelled("m{}", (64, 128, 192, 256))]
+    "queries of a tile: those of a block, half of them, or of several blocks, whose keys are loaded once (ws)"
     block_n: Annotated[int, Spelled("n{}", (32, 64, 128))]
     "keys of a tile: those of a block, or a part of them"
-    warps: Annotated[int, Spelled("w{}", (4, 8))]
+    warps: Annotated[int, Spelled("w{}", (4, 8, 12, 16))]
     "of the products"
     stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
     "tiles of keys and values in flight"
@@ -59,6 +59,10 @@ class SparseConfig(LaunchConfig):
     def key_stages(self) -> int:
         """Tiles of keys in flight (ws)."""
         return self.stages + (self.rings == "deep")
+
+    def share(self, block_q: int) -> int:
+        """Rows of a map that a work item takes together."""
+        return max(1, self.block_m // block_q)
 
     @property
     def registers(self) -> int:
@@ -99,8 +103,10 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 
 
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
-    if shape.block_q % config.block_m:
+    if shape.block_q % config.block_m and config.block_m % shape.block_q:
         return f"has tiles of {config.block_m} queries, and blocks have {shape.block_q}; m{shape.block_q}"
+    if config.block_m > shape.block_q and (config.order, config.rings, config.rescale) != ("ws", "even", "lazy"):
+        return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy and not deep; m{shape.block_q}"
     if shape.block_k % config.block_n:
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     return None
@@ -114,7 +120,7 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
         (shape.dim % 8 != 0 or shape.columns not in (64, 128),
          f"takes multiples of 8 from 40 to 128 dims, not {shape.dim}; plain"),
-        (config.warps != config.block_m // 16, "has 64 rows to four warps; m64w4 or m128w8"),
+        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
         (config.block_n < 64, "has tiles of 64 keys at least; n64"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
@@ -153,8 +159,8 @@ def space(shape: Shape) -> list[SparseConfig]:
     tiles = list(product((64, 128), (64, 128)))
     ws = (SparseConfig(block_m=m, block_n=n, warps=m // 16, stages=stages, order="ws", rings=rings, rescale=rescale,
                        programs=programs)
-          for (m, n), stages, rings, rescale, programs in product(
-              tiles, (2, 3, 4), ("even", "deep"), ("eager", "lazy"), (1, 2, 3)))
+          for m, n, stages, rings, rescale, programs in product(
+              (64, 128, 192, 256), (64, 128), (2, 3, 4, 5, 6), ("even", "deep"), ("eager", "lazy"), (1, 2, 3)))
     plain = (SparseConfig(block_m=m, block_n=n, warps=warps, stages=stages)
              for (m, n), warps, stages in product(tiles, (4, 8), (2, 3, 4)))
     return [config for config in (*ws, *plain) if fault(config, shape) is None]

@@ -34,8 +34,8 @@ def launch_sparse(
         ValueError: the Hopper path was asked for and cannot describe a tensor; the one line says which.
     """
     _, heads, rows, columns = problem.map_shape
-    all_rows = lists.items.shape[0]
-    if all_rows == 0 or q.numel() == 0:
+    all_lists = lists.items.shape[0]
+    if all_lists == 0 or q.numel() == 0:
         return
     if config.order == "ws":
         from attnbench.kernels.flash.sparse.hopper.forward import launch_hopper_forward
@@ -43,7 +43,7 @@ def launch_sparse(
         launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
         return
     strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
-    flash_sparse_forward[(all_rows * (problem.block[0] // config.block_m),)](
+    flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
         q, k, v, out, lse, lists.items, lists.indices, problem.seqlen_q, problem.seqlen_k, *strides, lse.stride(0),
         lse.stride(1), problem.scale * LOG2_E, heads, heads // k.shape[2], rows, columns, DIM=q.shape[-1],
         BLOCK_D=block_of(q.shape[-1]), CAUSAL=problem.causal, BLOCK_Q=problem.block[0], BLOCK_K=problem.block[1],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.portable.lists import list_blocks, order_rows
+from attnbench.kernels.flash.sparse.portable.lists import list_blocks, order_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem, check_map, wrong
 from attnbench.kernels.shared.tiling import group_of
 
@@ -19,55 +20,61 @@ CHUNK = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockLists:
-    """The blocks of keys of each block of queries, and the order of the work; int32, on the map's device."""
+    """The blocks of keys of each block of queries, and the order of the work; int32, on the map's device.
+
+    A list is that of `share` rows of the map, which are then one work item: with 1, that of a row.
+    """
 
     counts: Tensor
-    "[B, H, nq]: how many blocks a row has"
-    whole: Tensor
-    "[B, H, nq]: how many of these every query of the row sees whole; they come first"
+    "[B, H, nq]: how many blocks a row of the map has"
     indices: Tensor
-    "[B, H, nq, nk]: their numbers, rising; behind the last anything"
+    "[B, H, ceil(nq / share), nk]: a list's blocks, rising; behind the last anything"
+    places: Tensor | None
+    "[B, H, nq, nk]: where in its list a row's own blocks are, if it is shared"
     items: Tensor
-    "[B H nq, 3]: number, count and whole of each row, longest first within a section of heads"
+    "[lists, 3]: number, length, and how many blocks all its queries see whole, longest first within a section of heads"
+    share: int
     block: tuple[int, int]
     seqlen_q: int
     seqlen_k: int
     causal: bool
 
 
-def lists_of(block_map: Tensor, q: Tensor, k: Tensor, problem: SparseProblem) -> BlockLists:
-    """List the blocks of a map that was checked; two launches, nothing waits for the device.
+def lists_of(block_map: Tensor, q: Tensor, k: Tensor, problem: SparseProblem, share: int = 1) -> BlockLists:
+    """List the blocks of a map; two launches, nothing waits for the device.
 
     Args:
         block_map: bool [B, H, nq, nk], any strides.
         q: [B, Sq, H, D].
         k: [B, Sk, G, D]; how large the keys are says which heads are worked through together.
         problem: of these tensors.
+        share: rows of the map that one work item takes together, 1 to 4.
 
     Raises:
         ValueError: the map does not fit; the one line says what and what is accepted.
     """
     check_map(block_map, problem, q.device)
     batch, heads, rows, columns = problem.map_shape
-    all_rows = batch * heads * rows
-    indices = torch.empty(problem.map_shape, dtype=torch.int32, device=q.device)
-    counts, whole = torch.empty(2, batch, heads, rows, dtype=torch.int32, device=q.device).unbind()
-    items = torch.empty(all_rows, 3, dtype=torch.int32, device=q.device)
-    lists = BlockLists(counts=counts, whole=whole, indices=indices, items=items, block=problem.block,
-                       seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=problem.causal)
-    if all_rows == 0:
-        return lists
-    width = max(16, min(1024, triton.next_power_of_2(columns)))
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        list_blocks[(all_rows,)](
-            block_map.view(torch.uint8), counts, whole, indices, *block_map.stride(), heads, rows, columns,
-            problem.seqlen_q, problem.seqlen_k, BLOCK_Q=problem.block[0], BLOCK_K=problem.block[1],
-            CAUSAL=problem.causal, WIDTH=width, num_warps=1 if width <= 256 else 4)
-        section = section_heads(q, k) * rows
-        chunks = -(-section // CHUNK)
-        order_rows[(-(-all_rows // section) * chunks,)](
-            counts, whole, items, all_rows, section, chunks, CHUNK=CHUNK, num_warps=4)
-    return lists
+    lists = -(-rows // share)
+    all_lists = batch * heads * lists
+    empty = partial(torch.empty, dtype=torch.int32, device=q.device)
+    indices, items, (listed, whole) = empty(batch, heads, lists, columns), empty(all_lists, 3), empty(2, all_lists)
+    counts = listed.view(batch, heads, rows) if share == 1 else empty(batch, heads, rows)
+    places = None if share == 1 else empty(problem.map_shape)
+    if all_lists:
+        width = max(16, min(1024, triton.next_power_of_2(columns)))
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            list_blocks[(all_lists,)](
+                block_map.view(torch.uint8), counts, places, listed, whole, indices, *block_map.stride(), heads, rows,
+                lists, columns, problem.seqlen_q, problem.seqlen_k, BLOCK_Q=problem.block[0],
+                BLOCK_K=problem.block[1], CAUSAL=problem.causal, SHARE=share, WIDTH=width,
+                num_warps=1 if width <= 256 else 4)
+            section = section_heads(q, k) * lists
+            chunks = -(-section // CHUNK)
+            order_lists[(-(-all_lists // section) * chunks,)](
+                listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4)
+    return BlockLists(counts=counts, indices=indices, places=places, items=items, share=share, block=problem.block,
+                      seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=problem.causal)
 
 
 def section_heads(q: Tensor, k: Tensor) -> int:
@@ -77,7 +84,7 @@ def section_heads(q: Tensor, k: Tensor) -> int:
     return group_of(pair_bytes, SECTION_MIB, max(1, batch * heads_kv)) * (heads // heads_kv)
 
 
-def check_lists(lists: BlockLists, problem: SparseProblem, device: torch.device) -> None:
+def check_lists(lists: BlockLists, problem: SparseProblem, share: int, device: torch.device) -> None:
     """Refuse lists that were made for something else.
 
     Raises:
@@ -86,7 +93,9 @@ def check_lists(lists: BlockLists, problem: SparseProblem, device: torch.device)
     for name in ("block", "seqlen_q", "seqlen_k", "causal"):
         if getattr(lists, name) != getattr(problem, name):
             raise wrong(f"block_map.{name}", getattr(lists, name), "does not fit", f"{getattr(problem, name)}")
-    if tuple(lists.indices.shape) != problem.map_shape:
-        raise wrong("block_map.indices.shape", tuple(lists.indices.shape), "does not fit", f"{problem.map_shape}")
+    if tuple(lists.counts.shape) != problem.map_shape[:3]:
+        raise wrong("block_map.counts.shape", tuple(lists.counts.shape), "does not fit", f"{problem.map_shape[:3]}")
+    if lists.share != share:
+        raise wrong("block_map.share", lists.share, "does not fit", f"{share}, of the launch configuration")
     if lists.indices.device != device:
         raise wrong("block_map.indices.device", lists.indices.device, "does not fit", f"{device}, q's")

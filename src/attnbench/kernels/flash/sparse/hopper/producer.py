@@ -11,7 +11,16 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.flash.hopper.tiles import Work
 from attnbench.kernels.flash.sparse.hopper.tiles import key_of, list_of
-from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate, next_work
+from attnbench.kernels.shared.hopper import (
+    ROWS,
+    Argument,
+    Rings,
+    WorkQueue,
+    aggregate,
+    coordinates,
+    load_tile,
+    next_work,
+)
 
 
 @aggregate
@@ -26,11 +35,12 @@ class Producer:
     counter_ptr: Argument
     "of the dynamic tile scheduler"
     items_ptr: Argument
-    "number, count and whole of each row of the map, in the order of the work"
+    "number, length and whole of each list, in the order of the work"
     indices_ptr: Argument
-    all_rows: Argument
+    all_lists: Argument
     heads: Argument
-    rows: Argument
+    lists: Argument
+    "of a head"
     columns: Argument
     "of the map"
     repeats: Argument
@@ -39,7 +49,10 @@ class Producer:
     seqlen_k: Argument
     BLOCK_Q: gl.constexpr
     BLOCK_K: gl.constexpr
-    BLOCK_N: gl.constexpr
+    PARTS: gl.constexpr
+    "tiles of a block"
+    SHARE: gl.constexpr
+    "rows of the map that have one list"
     GROUPS: gl.constexpr
 
 
@@ -54,40 +67,58 @@ def load_queries(producer, work, done):
 
 @gluon.jit
 @no_type_check
-def load_work(producer, work, row, count, done):
+def load_keys(producer, count, key_start, keys, tile, block, head):
+    """Load a tile of keys of a block; of a shared list its values too, on the same barrier."""
+    k_ring = producer.rings.k
+    v_ring = producer.rings.v
+    at = key_of(block, tile, producer.BLOCK_K, producer.PARTS)
+    if producer.SHARE == 1:
+        k_ring.fill(count, producer.k_desc, key_start, keys, at, head)
+    else:
+        BYTES: gl.constexpr = v_ring.tiles.numel // v_ring.STAGES * v_ring.tiles.dtype.primitive_bitwidth // 8
+        k_ring.fill(count, producer.k_desc, key_start, keys, at, head, BYTES)
+        stage = count % k_ring.STAGES
+        load_tile(producer.v_desc, coordinates(key_start, keys, at, head), k_ring.full.index(stage),
+                  v_ring.tiles.index(stage))
+
+
+@gluon.jit
+@no_type_check
+def load_work(producer, work, number, count, done):
     """Load a work item's tiles from the last to the first; how many there have been then, and the next item or -1."""
     rings = producer.rings
     BLOCK_K: gl.constexpr = producer.BLOCK_K
-    BLOCK_N: gl.constexpr = producer.BLOCK_N
+    PARTS: gl.constexpr = producer.PARTS
     Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
-    indices = list_of(producer.indices_ptr, row, producer.columns)
+    indices = list_of(producer.indices_ptr, number, producer.columns)
     head = work.head // producer.repeats
     key_start = work.batch * work.keys
     end = work.end
     following = -1
-    at = 0
+    block = 0
     then = 0
     if end > 0:
-        at = key_of(indices, end - 1, BLOCK_K, BLOCK_N)
-        then = key_of(indices, gl.maximum(end - 2, 0), BLOCK_K, BLOCK_N)
+        block = gl.load(indices + (end - 1) // PARTS)
+        then = gl.load(indices + gl.maximum(end - 2, 0) // PARTS)
     if Q_AHEAD:
         load_queries(producer, work, done)
     if end > 0:
-        rings.k.fill(count, producer.k_desc, key_start, work.keys, at, head)
+        load_keys(producer, count, key_start, work.keys, end - 1, block, head)
     # Without room for two the queries come after the first keys: the last output may have to leave before.
     if not Q_AHEAD:
         load_queries(producer, work, done)
     # Keys a tile before values, as they are read; the list a tile before keys, for its numbers take as long to come.
     for index in range(end):
-        left = end - 1 - index
-        later = key_of(indices, gl.maximum(left - 2, 0), BLOCK_K, BLOCK_N)
-        if left > 0:
-            rings.k.fill(count + 1, producer.k_desc, key_start, work.keys, then, head)
+        tile = end - 1 - index
+        later = gl.load(indices + gl.maximum(tile - 2, 0) // PARTS)
+        if tile > 0:
+            load_keys(producer, count + 1, key_start, work.keys, tile - 1, then, head)
         else:
             # Here, for the answer comes while the last values wait for a stage.
             following = next_work(producer.counter_ptr)
-        rings.v.fill(count, producer.v_desc, key_start, work.keys, at, head)
-        at = then
+        if producer.SHARE == 1:
+            rings.v.fill(count, producer.v_desc, key_start, work.keys, key_of(block, tile, BLOCK_K, PARTS), head)
+        block = then
         then = later
         count += 1
     return count, following
@@ -96,37 +127,37 @@ def load_work(producer, work, row, count, done):
 @gluon.jit
 @no_type_check
 def work_of(producer, turn):
-    """The work item that is `turn`-th, and the row of the map that it is of."""
-    BLOCK_Q: gl.constexpr = producer.BLOCK_Q
-    SHARES: gl.constexpr = BLOCK_Q // (ROWS * producer.GROUPS)
-    PARTS: gl.constexpr = producer.BLOCK_K // producer.BLOCK_N
+    """The work item that is `turn`-th, and the number of its list."""
+    BLOCK_M: gl.constexpr = ROWS * producer.GROUPS
+    LIST_ROWS: gl.constexpr = producer.BLOCK_Q * producer.SHARE
+    SHARES: gl.constexpr = LIST_ROWS // BLOCK_M
     item = producer.items_ptr + gl.cast(turn // SHARES, gl.int64) * 3
-    row = gl.load(item)
-    end = gl.load(item + 1) * PARTS
-    split = gl.load(item + 2) * PARTS
-    pair = row // producer.rows
+    number = gl.load(item)
+    end = gl.load(item + 1) * producer.PARTS
+    split = gl.load(item + 2) * producer.PARTS
+    pair = number // producer.lists
     batch = pair // producer.heads
-    first = (row - pair * producer.rows) * BLOCK_Q + turn % SHARES * (ROWS * producer.GROUPS)
-    none = row * 0
+    first = (number - pair * producer.lists) * LIST_ROWS + turn % SHARES * BLOCK_M
+    none = number * 0
     work = Work(batch * producer.seqlen_q, pair - batch * producer.heads, batch, none + producer.seqlen_q,
                 none + producer.seqlen_k, first, none, none, split, end)
-    return work, row
+    return work, number
 
 
 @gluon.jit
 @no_type_check
 def produce(producer):
     """The producer warp: draw a work item, publish it, load its tiles; the next one, until there is none."""
-    items = producer.all_rows * (producer.BLOCK_Q // (ROWS * producer.GROUPS))
+    items = producer.all_lists * (producer.BLOCK_Q * producer.SHARE // (ROWS * producer.GROUPS))
     count = 0
     done = 0
     turn = gl.program_id(0)
     while turn < items:
-        work, row = work_of(producer, turn)
+        work, number = work_of(producer, turn)
         following = -1
         if work.first < work.queries:
             work.publish(producer.queue, done)
-            count, following = load_work(producer, work, row, count, done)
+            count, following = load_work(producer, work, number, count, done)
             done += 1
         if following < 0:  # an item without rows or without keys
             following = next_work(producer.counter_ptr)

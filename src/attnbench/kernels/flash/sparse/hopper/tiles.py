@@ -1,5 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Tiles of listed blocks of keys, for the block-sparse forward for Hopper: where they begin, and what is hidden."""
+"""Tiles of listed blocks of keys, for the block-sparse forward for Hopper: where they begin, and what is hidden.
+
+A tile is a block of keys, or one of the PARTS of it.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,23 @@ from attnbench.kernels.shared.hopper import Argument, aggregate
 
 @gluon.jit
 @no_type_check
-def list_of(indices_ptr, row, columns):
-    """Where the list of a row of the map begins."""
-    return indices_ptr + gl.cast(row, gl.int64) * columns
+def list_of(indices_ptr, number, columns):
+    """Where a list begins."""
+    return indices_ptr + gl.cast(number, gl.int64) * columns
 
 
 @gluon.jit
 @no_type_check
-def key_of(indices, tile, BLOCK_K: gl.constexpr, BLOCK_N: gl.constexpr):
-    """First key of a tile of a list: a block of keys, or a part of one."""
-    PARTS: gl.constexpr = BLOCK_K // BLOCK_N
-    return gl.load(indices + tile // PARTS) * BLOCK_K + tile % PARTS * BLOCK_N
+def place_of(places, tile, PARTS: gl.constexpr):
+    """Place in its list of a row's own tile."""
+    return gl.load(places + tile // PARTS) * PARTS + tile % PARTS
+
+
+@gluon.jit
+@no_type_check
+def key_of(block, tile, BLOCK_K: gl.constexpr, PARTS: gl.constexpr):
+    """First key of a tile of a list that is of this block."""
+    return block * BLOCK_K + tile % PARTS * (BLOCK_K // PARTS)
 
 
 @aggregate
@@ -35,8 +44,13 @@ class ListMask:
     """
 
     indices_ptr: Argument
+    places_ptr: Argument
+    counts_ptr: Argument
     heads: Argument
     rows: Argument
+    "of the map"
+    lists: Argument
+    "of a head"
     columns: Argument
     "of the map"
     left: Argument
@@ -45,20 +59,33 @@ class ListMask:
     HAS_RIGHT: gl.constexpr
     BLOCK_Q: gl.constexpr
     BLOCK_K: gl.constexpr
+    PARTS: gl.constexpr
+    SHARE: gl.constexpr
 
     @gluon.jit
     @no_type_check
     def hide_tile(self, scores, work, tile, row):
         """Scores of a tile of a work item's list with those at -∞ that are hidden; rows from `row`."""
-        number = (work.batch * self.heads + work.head) * self.rows + work.first // self.BLOCK_Q
-        at = key_of(list_of(self.indices_ptr, number, self.columns), tile, self.BLOCK_K, scores.shape[1])
-        return hide(scores, row, at, work.keys, work.keys - work.queries, self)
+        number = (work.batch * self.heads + work.head) * self.lists + work.first // (self.BLOCK_Q * self.SHARE)
+        block = gl.load(list_of(self.indices_ptr, number, self.columns) + tile // self.PARTS)
+        return hide(scores, row, key_of(block, tile, self.BLOCK_K, self.PARTS), work.keys, work.keys - work.queries,
+                    self)
 
     @gluon.jit
     @no_type_check
     def unseen(self, row, work, BLOCK_N: gl.constexpr):
         """How many of a work item's tiles the rows from `row` leave out: none, which the compiler does not know.
 
-        So the row is read here: a load from shared memory that nobody has read may not be open where a tile is released.
+        So the row is read here: a load from shared memory that nobody has read may not be open where a tile is given
+        back.
         """
         return gl.minimum(row, 0)
+
+    @gluon.jit
+    @no_type_check
+    def own(self, work, row):
+        """Places of the tiles that the row of the map sees which the 64 rows from `row` are of, and how many."""
+        own = row // self.BLOCK_Q
+        number = (work.batch * self.heads + work.head) * self.rows + own
+        count = gl.load(self.counts_ptr + number, mask=own < self.rows, other=0)
+        return list_of(self.places_ptr, number, self.columns), count * self.PARTS
