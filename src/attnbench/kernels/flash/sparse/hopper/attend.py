@@ -54,11 +54,10 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
         place = following
         at = last - place
         following = place_of(places, gl.maximum(left - 2, 0), PARTS)
-        masked = place >= split
         pass_tiles(k_ring, seen, at)
         seen = at + 1
         scores = warpgroup_mma_wait(0, [scores_of(row, q, k_ring.tile(at), none)])
-        if masked:
+        if place >= split:
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
         weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
         weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)

@@ -84,8 +84,11 @@ class ListMask:
     @gluon.jit
     @no_type_check
     def own(self, work, row):
-        """Places of the tiles that the row of the map sees which the 64 rows from `row` are of, and how many."""
+        """Places of the tiles that the row of the map sees which the 64 rows from `row` are of, and how many.
+
+        The split, which is not negative, is read here as the row is in `unseen`.
+        """
         own = row // self.BLOCK_Q
         number = (work.batch * self.heads + work.head) * self.rows + own
-        count = gl.load(self.counts_ptr + number, mask=own < self.rows, other=0)
+        count = gl.load(self.counts_ptr + number, mask=(own < self.rows) & (work.split >= 0), other=0)
         return list_of(self.places_ptr, number, self.columns), count * self.PARTS
