@@ -24,7 +24,7 @@ CELLS = [
     ("m128n128w8s2-ws-deep-lazy", 128, (128, 128), False), ("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True),
     ("m128n64w8s4-ws-lazy", 128, (128, 64), True), ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True),
     ("m192n64w12s5-ws-lazy", 128, (64, 64), False), ("m128n64w8s6-ws-lazy", 128, (64, 64), True),
-    ("m256n64w16s6-ws-lazy", 64, (128, 128), False),
+    ("m256n64w16s6-ws-lazy", 64, (128, 128), False), ("m192n128w12s4-ws-lazy", 64, (128, 128), True),
 ]
 """Short form, dim, block, causal."""
 
@@ -33,16 +33,18 @@ def job_of(short: str, dim: int, block: tuple[int, int], causal: bool) -> Job:
     """What the launcher launches."""
     q, k, v, out = (torch.empty(BATCH, SEQLEN, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     problem = sparse_problem_of(q, k, v, block=block, causal=causal)
-    share = SparseConfig.parse(short).share(block[0])
-    batch, heads, rows, columns = problem.map_shape
+    config = SparseConfig.parse(short)
+    share, unit = config.share(block[0]), config.unit(block[0])
+    batch, heads, _, columns = problem.map_shape
+    rows = SEQLEN // unit
     counts, indices, places, items = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in (
-        (batch, heads, rows), (batch, heads, -(-rows // share), columns), problem.map_shape,
+        (batch, heads, rows), (batch, heads, -(-rows // share), columns), (batch, heads, rows, columns),
         (batch * heads * -(-rows // share), 3)))
     lists = BlockLists(counts=counts, indices=indices, places=places if share > 1 else None, items=items, share=share,
-                       block=block, seqlen_q=SEQLEN, seqlen_k=SEQLEN, causal=causal)
+                       unit=unit, block=block, seqlen_q=SEQLEN, seqlen_k=SEQLEN, causal=causal)
     lse = torch.empty(BATCH, HEADS, SEQLEN, device="meta")
     with recorded(sparse_hopper_forward, "flash_sparse_hopper_forward", capability=90) as jobs:
-        sparse_forward.launch_sparse(q, k, v, out, lse, lists, problem, SparseConfig.parse(short))
+        sparse_forward.launch_sparse(q, k, v, out, lse, lists, problem, config)
     (job,) = jobs
     return replace(job, label=f"{short} d{dim} {block}{' causal' * causal}")
 

@@ -49,11 +49,11 @@ def make_lists(
 def _listed(
     given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
 ) -> BlockLists:
-    share = config.share(problem.block[0])
+    share, unit = config.share(problem.block[0]), config.unit(problem.block[0])
     if isinstance(given, BlockLists):
-        check_lists(given, problem, share, q.device)
+        check_lists(given, problem, share=share, unit=unit, device=q.device)
         return given
-    lists = lists_of(given, q, k, problem, share)
+    lists = lists_of(given, q, k, problem, share=share, unit=unit)
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:

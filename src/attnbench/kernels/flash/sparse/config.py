@@ -60,9 +60,13 @@ class SparseConfig(LaunchConfig):
         """Tiles of keys in flight (ws)."""
         return self.stages + (self.rings == "deep")
 
+    def unit(self, block_q: int) -> int:
+        """Queries that have a list: those of a block, or of half of one where a tile has one and a half."""
+        return block_q if self.block_m % block_q == 0 or block_q % self.block_m == 0 else 64
+
     def share(self, block_q: int) -> int:
-        """Rows of a map that a work item takes together."""
-        return max(1, self.block_m // block_q)
+        """How many units a work item takes together."""
+        return max(1, self.block_m // self.unit(block_q))
 
     @property
     def registers(self) -> int:
@@ -103,8 +107,6 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 
 
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
-    if shape.block_q % config.block_m and config.block_m % shape.block_q:
-        return f"has tiles of {config.block_m} queries, and blocks have {shape.block_q}; m{shape.block_q}"
     if config.block_m > shape.block_q and (config.order, config.rings, config.rescale) != ("ws", "even", "lazy"):
         return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy and not deep; m{shape.block_q}"
     if shape.block_k % config.block_n:

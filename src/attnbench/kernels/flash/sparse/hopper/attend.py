@@ -49,11 +49,11 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
     none = gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES)
     last = count + end - 1  # of the ring, where place 0 is
     seen = count
-    following = place_of(places, gl.maximum(left - 1, 0), PARTS)
+    following = place_of(places, left - 1, PARTS)
     while left > 0:
         place = following
         at = last - place
-        following = place_of(places, gl.maximum(left - 2, 0), PARTS)
+        following = place_of(places, left - 2, PARTS)
         pass_tiles(k_ring, seen, at)
         seen = at + 1
         scores = warpgroup_mma_wait(0, [scores_of(row, q, k_ring.tile(at), none)])
@@ -69,7 +69,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             place = following
             at_next = last - place
             seen = at_next + 1
-            following = place_of(places, gl.maximum(left - 2, 0), PARTS)
+            following = place_of(places, left - 2, PARTS)
             scores = scores_of(row, q, k_ring.tile(at_next), none)
             acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
             acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)

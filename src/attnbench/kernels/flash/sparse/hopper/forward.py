@@ -130,7 +130,7 @@ def launch_hopper_forward(
     Raises:
         ValueError: a tensor cannot be described; the one line says which and what is accepted.
     """
-    _, heads, rows, columns = problem.map_shape
+    heads, columns = q.shape[2], problem.map_shape[3]
     all_lists = lists.items.shape[0]
     # Of no keys nothing is read, but a descriptor is of something.
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
@@ -146,8 +146,8 @@ def launch_hopper_forward(
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     flash_sparse_hopper_forward[(min(items, config.programs * processors(q)),)](
         *described, lse, counter, lists.items, lists.indices, lists.places, lists.counts, problem.seqlen_q,
-        problem.seqlen_k, lse.stride(0), lse.stride(1), problem.scale * LOG2_E, all_lists, heads, rows,
-        lists.indices.shape[2], columns, heads // k.shape[2], CAUSAL=problem.causal, BLOCK_Q=problem.block[0],
+        problem.seqlen_k, lse.stride(0), lse.stride(1), problem.scale * LOG2_E, all_lists, heads, lists.counts.shape[2],
+        lists.indices.shape[2], columns, heads // k.shape[2], CAUSAL=problem.causal, BLOCK_Q=lists.unit,
         BLOCK_K=problem.block[1], SHARE=lists.share, BLOCK_N=config.block_n, BLOCK_V=dims,
         KEY_STAGES=config.key_stages, STAGES=config.stages, ROOM=query_tiles(config, shape), GROUPS=config.groups,
         LAZY=config.rescale == "lazy", REGISTERS=config.consumer_registers, num_warps=4, maxnreg=config.registers)

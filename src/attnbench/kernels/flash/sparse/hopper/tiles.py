@@ -25,8 +25,9 @@ def list_of(indices_ptr, number, columns):
 @gluon.jit
 @no_type_check
 def place_of(places, tile, PARTS: gl.constexpr):
-    """Place in its list of a row's own tile."""
-    return gl.load(places + tile // PARTS) * PARTS + tile % PARTS
+    """Place in its list of a unit's own tile; 0 of one before the first."""
+    at = gl.maximum(tile, 0)
+    return gl.load(places + at // PARTS, mask=tile >= 0, other=0) * PARTS + at % PARTS
 
 
 @gluon.jit

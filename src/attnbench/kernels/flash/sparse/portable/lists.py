@@ -7,8 +7,8 @@
 Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that every query sees whole
 come first in a list, since blocks rise; `whole` counts them, and the rest is masked.
 
-Rows that SHARE a work item have one list, of what any of them sees, and each has a list of its own of the places of its
-blocks in that list.
+Units of queries, blocks or halves of blocks, that SHARE a work item have one list, of what any of them sees, and each
+has a list of its own of the places of its blocks in that list.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COUNTS = ("heads", "rows", "columns", "seqlen_q", "seqlen_k", "section_lists", "
 @no_type_check
 def list_blocks(
     map_ptr, counts_ptr, places_ptr, listed_ptr, whole_ptr, indices_ptr, map_batch, map_head, map_row, map_column,
-    heads, rows, lists, columns, seqlen_q, seqlen_k, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    CAUSAL: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
+    heads, rows, lists, columns, seqlen_q, seqlen_k, UNIT: tl.constexpr, HALVES: tl.constexpr,
+    BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    """A program: the list of SHARE rows of the map, WIDTH of their blocks at a time."""
+    """A program: the list of SHARE units, each a row of the map or one of its HALVES, WIDTH blocks at a time."""
     number = tl.program_id(0)
     pair = number // lists
     block = (number - pair * lists) * SHARE
@@ -41,7 +41,7 @@ def list_blocks(
     indices_ptr += tl.cast(number, tl.int64) * columns
     shift = seqlen_k - seqlen_q
     # What the first row sees whole, all do.
-    _, _, all_high, _ = keys_of_rows(block * BLOCK_Q, block * BLOCK_Q, seqlen_k, shift, 0, 0, False, CAUSAL)
+    _, _, all_high, _ = keys_of_rows(block * UNIT, block * UNIT, seqlen_k, shift, 0, 0, False, CAUSAL)
     listed = 0
     whole = 0
     rank = tl.arange(0, 4)
@@ -51,9 +51,9 @@ def list_blocks(
         flags = tl.zeros([WIDTH], tl.int32)
         for which in tl.static_range(SHARE):
             row = block + which
-            last = tl.minimum((row + 1) * BLOCK_Q, seqlen_q) - 1
+            last = tl.minimum((row + 1) * UNIT, seqlen_q) - 1
             _, _, _, high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL)
-            there = tl.load(map_ptr + tl.cast(row, tl.int64) * map_row + at.to(tl.int64) * map_column,
+            there = tl.load(map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,
                             mask=at < tl.where(row < rows, columns, 0), other=0) != 0
             flags |= tl.where(there & (at * BLOCK_K < high), 1 << which, 0)
         one = (flags != 0).to(tl.int32)
