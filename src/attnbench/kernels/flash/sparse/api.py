@@ -19,7 +19,8 @@ from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of
 
-__all__ = ["BlockLists", "SparseConfig", "config_for", "flash_sparse_attention", "launch_sparse", "make_lists"]
+__all__ = ["BlockLists", "SparseConfig", "config_for", "flash_sparse_attention", "launch_sparse", "make_lists",
+           "sparse_problem_of"]
 
 
 def make_lists(
