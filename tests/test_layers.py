@@ -112,8 +112,9 @@ def test_models_share_the_cache_and_nothing_else(path: Path) -> None:
     assert others - set(own) <= (set() if own == ["paged_cache"] else {"paged_cache"})
 
 
-KERNELS = {"shared": set(), "flash": {"shared"}, "hstu": {"shared"}, "hstu.dense": {"shared", "hstu"},
-           "hstu.bsa": {"shared", "hstu", "hstu.dense"}, "hstu.paged": {"shared", "hstu", "hstu.dense"}}
+KERNELS = {"shared": set(), "flash": {"shared"}, "flash.sparse": {"shared", "flash"}, "hstu": {"shared"},
+           "hstu.dense": {"shared", "hstu"}, "hstu.bsa": {"shared", "hstu", "hstu.dense"},
+           "hstu.paged": {"shared", "hstu", "hstu.dense"}}
 """Packages of kernels, and those that each may import."""
 
 

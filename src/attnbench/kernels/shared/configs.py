@@ -277,6 +277,8 @@ class Defaults:
         "dim": lambda said, asked: bool(asked <= said),
         "seqlen": lambda said, asked: bool(asked <= said),
         "page_size": lambda said, asked: bool(asked >= said),
+        "block_q": lambda said, asked: bool(said == asked),
+        "block_k": lambda said, asked: bool(said == asked),
         "right": lambda said, asked: bool(said == asked),
         "packed": lambda said, asked: bool(said == asked),
     })

@@ -8,8 +8,9 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import base_value
 
-from attnbench.kernels.flash.hopper.tiles import Mask, read_work
+from attnbench.kernels.flash.hopper.tiles import read_work
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate, store_output, sync_warps
 
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -27,7 +28,8 @@ class Consumer:
     rings: Rings
     turns: gl.shared_memory_descriptor
     "mbarriers, one a warpgroup: whose turn it is to issue products"
-    mask: Mask
+    mask: base_value
+    "a `Mask`, or what has its constants and methods: it says what of a tile is hidden"
     scale: Argument
     "of scores, for powers of two"
     queue: WorkQueue
@@ -38,6 +40,8 @@ class Consumer:
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_V: gl.constexpr
+    SKIPS: gl.constexpr
+    "whether a warpgroup leaves out the first tiles of keys where its rows see none of them"
     TURNS: gl.constexpr
     "whether warpgroups take turns"
     MIX: gl.constexpr

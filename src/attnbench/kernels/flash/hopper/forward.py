@@ -28,12 +28,7 @@ from typing import TYPE_CHECKING, no_type_check
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnbench.kernels.flash.config.forward import WARPGROUPS
 from attnbench.kernels.flash.config.space import (
@@ -44,18 +39,10 @@ from attnbench.kernels.flash.config.space import (
     query_columns,
     query_tiles,
 )
-from attnbench.kernels.flash.hopper.epilogue import Consumer, epilogue
+from attnbench.kernels.flash.hopper.attend import consume
+from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.producer import Producer, produce
-from attnbench.kernels.flash.hopper.tiles import (
-    GridProblem,
-    Mask,
-    fold,
-    hide,
-    not_sooner,
-    read_work,
-    sums_of,
-    unseen_of,
-)
+from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -65,10 +52,7 @@ from attnbench.kernels.shared.hopper import (
     allocate_work_queue,
     is_rows,
     partition_work,
-    pass_turn,
     rows_of,
-    skip_tiles,
-    wait_turn,
 )
 from attnbench.kernels.shared.tiling import block_of, group_of
 
@@ -82,177 +66,6 @@ LOG2_E = 1.4426950408889634
 COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
           "group", "stretch", "sharers")
 "Numbers of a call that no code is compiled anew for."
-
-
-@gluon.jit
-@no_type_check
-def scores_of(held, q, k, none):
-    """Issue the scores of queries and of keys [BLOCK_N, dims]; of split queries half the dims, the first, is `held`."""
-    HALF: gl.constexpr = q.shape[1] % k.shape[1]
-    if HALF:
-        first = warpgroup_mma(held, k.slice(0, HALF, 1).permute([1, 0]), none, use_acc=False, is_async=True)
-        scores = warpgroup_mma(q, k.slice(HALF, HALF, 1).permute([1, 0]), first, is_async=True)
-    else:
-        scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
-    return scores
-
-
-@gluon.jit
-@no_type_check
-def hide_tile(scores, consumer, tile, done, row):
-    """Scores of a tile of keys with those at -∞ that the mask hides."""
-    work = read_work(consumer.queue, done)
-    return hide(scores, row, tile * consumer.BLOCK_N, work.keys, work.keys - work.queries, consumer.mask)
-
-
-@gluon.jit
-@no_type_check
-def through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end,
-                 WARPGROUP: gl.constexpr):
-    """Softmax and sums of a work item's tiles of keys, one at least, and the count after them."""
-    turns = consumer.turns
-    scale = consumer.scale
-    BLOCK_N: gl.constexpr = consumer.BLOCK_N
-    TURNS: gl.constexpr = consumer.TURNS
-    LAZY: gl.constexpr = consumer.LAZY
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    q_ring = consumer.rings.q[WARPGROUP]
-    k_ring = consumer.rings.k
-    v_ring = consumer.rings.v
-    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    k_ring.wait(count)
-    if TURNS:
-        wait_turn(turns, count, WARPGROUP)
-    scores = scores_of(held, q, k_ring.tile(count), none)
-    if TURNS:
-        pass_turn(turns, WARPGROUP)
-    if q_ring.STAGES > 1:
-        q_ring.release_stored(done)
-    scores = warpgroup_mma_wait(0, [scores])
-    k_ring.release(count)
-    if q.shape[1] != acc.shape[1]:
-        # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
-        # memory that products keep busy serves them so late that the next queries could be there.
-        consumer.held_rings[WARPGROUP].release(done)
-    masked = end > split
-    if consumer.mask.HAS_LEFT:
-        masked |= end <= whole
-    if masked:
-        scores = hide_tile(scores, consumer, end - 1, done, row)
-    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
-    weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
-    if begin + 1 < end:
-        k_ring.wait(count + 1)
-    for index in range(1, end - begin):
-        tile = end - 1 - index
-        if not LAZY:
-            v_ring.wait(count)
-        if TURNS:
-            wait_turn(turns, count + 1, WARPGROUP)
-        scores = scores_of(held, q, k_ring.tile(count + 1), none)
-        if LAZY:
-            v_ring.wait(count)
-            acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
-        acc = warpgroup_mma(weights, v_ring.tile(count), acc, is_async=True)
-        if TURNS:
-            pass_turn(turns, WARPGROUP)
-        scores = warpgroup_mma_wait(1, [scores])
-        k_ring.release(count + 1)
-        masked = tile >= split
-        if consumer.mask.HAS_LEFT:
-            masked |= tile < whole
-        if masked:
-            scores = hide_tile(scores, consumer, tile, done, row)
-        following, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
-        # Here, and not where they are read: between the softmax and the wait for what it runs beside.
-        if tile > begin:
-            k_ring.wait(count + 2)
-        acc = warpgroup_mma_wait(0, [acc])
-        v_ring.release(count)
-        if not LAZY:
-            acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-        weights = gl.convert_layout(following.to(q.dtype), WEIGHTS)
-        count += 1
-    if LAZY:
-        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-    acc = warpgroup_mma(weights, v_ring.take(count), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
-    v_ring.release(count)
-    return acc, row_max, sums, count + 1
-
-
-@gluon.jit
-@no_type_check
-def attend(consumer, count, done, WARPGROUP: gl.constexpr):
-    """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
-    BLOCK_V: gl.constexpr = consumer.BLOCK_V
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    rings = consumer.rings
-    q_ring = rings.q[WARPGROUP]
-    held_ring = consumer.held_rings[WARPGROUP]
-    SPLIT: gl.constexpr = q_ring.COLUMNS != BLOCK_V
-    work = read_work(consumer.queue, done)
-    begin, end = work.begin, work.end
-    row = work.first + WARPGROUP * ROWS
-    acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
-    unseen = unseen_of(row, work, consumer.mask, consumer.BLOCK_N)
-    count = skip_tiles(rings, count, unseen, consumer.turns, WARPGROUP, consumer.TURNS)
-    end -= unseen
-    if SPLIT:
-        held_ring.wait(done)
-    q = q_ring.take(done)
-    if begin < end:
-        held = row  # nothing that is read
-        if SPLIT:
-            held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
-        acc, row_max, sums, count = through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin,
-                                                 work.whole, work.split, end, WARPGROUP)
-    else:
-        if SPLIT:
-            held_ring.release(done)
-        if q_ring.STAGES > 1:
-            q_ring.release_stored(done)
-    # The queries have been read: the output leaves from where they were, or the next can come.
-    place = q_ring.tiles.index(done % q_ring.STAGES)
-    APART: gl.constexpr = consumer.out_desc.block_shape[4] != BLOCK_V and not SPLIT
-    if APART:
-        q_ring.release(done)
-        place = consumer.outs.index(WARPGROUP)
-    # A program of one work item needs the place of the held half no more.
-    TWO: gl.constexpr = SPLIT and consumer.GRID == "tiles"
-    second_place = place
-    if TWO:
-        second_place = held_ring.tiles.index(0)
-    epilogue(consumer, acc, row_max, sums, place, second_place, done, row, not TWO)
-    if consumer.GRID != "tiles":
-        consumer.queue.release(done)
-        if q_ring.STAGES == 1 and not APART:
-            q_ring.release_stored(done + 1)
-    return count
-
-
-@gluon.jit
-@no_type_check
-def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
-    queue = consumer.queue
-    count = 0
-    done = 0
-    queue.wait(0)
-    if consumer.GRID == "tiles":
-        if queue.has_work(0):
-            attend(consumer, count, done, WARPGROUP)
-    else:
-        while queue.has_work(done):
-            count = attend(consumer, count, done, WARPGROUP)
-            done += 1
-            queue.wait(done)
-    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -286,7 +99,7 @@ def flash_hopper_forward(
     producer = Producer(q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N,
                         GROUPS)
     consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, outs, held_rings,
-                        PACKED, BLOCK_N, BLOCK_V, TURNS, MIX, LAZY, GRID)
+                        PACKED, BLOCK_N, BLOCK_V, True, TURNS, MIX, LAZY, GRID)
     if GROUPS == 2:
         gl.warp_specialize([
             (consume, (consumer, 0)),

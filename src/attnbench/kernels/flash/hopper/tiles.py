@@ -27,6 +27,23 @@ class Mask:
     HAS_LEFT: gl.constexpr
     HAS_RIGHT: gl.constexpr
 
+    @gluon.jit
+    @no_type_check
+    def hide_tile(self, scores, work, tile, row):
+        """Scores of a tile of a work item's keys with those at -∞ that the mask hides; rows from `row`."""
+        return hide(scores, row, tile * scores.shape[1], work.keys, work.keys - work.queries, self)
+
+    @gluon.jit
+    @no_type_check
+    def unseen(self, row, work, BLOCK_N: gl.constexpr):
+        """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+        high = work.keys
+        if self.HAS_RIGHT:
+            last = gl.minimum(row + ROWS, work.queries) - 1
+            high = gl.minimum(gl.maximum(last + (work.keys - work.queries + self.right + 1), 0), work.keys)
+        seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, work.begin)
+        return gl.where(row < work.queries, work.end - gl.minimum(seen, work.end), work.end - work.begin)
+
 
 @aggregate
 class GridProblem:
@@ -137,18 +154,6 @@ def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.cons
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
     work = Work(query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end)
     return work, key_start
-
-
-@gluon.jit
-@no_type_check
-def unseen_of(row, work, mask, BLOCK_N: gl.constexpr):
-    """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
-    high = work.keys
-    if mask.HAS_RIGHT:
-        last = gl.minimum(row + ROWS, work.queries) - 1
-        high = gl.minimum(gl.maximum(last + (work.keys - work.queries + mask.right + 1), 0), work.keys)
-    seen = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, work.begin)
-    return gl.where(row < work.queries, work.end - gl.minimum(seen, work.end), work.end - work.begin)
 
 
 @gluon.jit

@@ -1,0 +1,71 @@
+"""``flash-sparse``: our block-sparse attention, forward.
+
+A configuration (``m128n128w8s2-ws-deep-lazy``) says tiles and code path.  The lists of a map are made by two launches
+on the device: at set-up, and as the phase `convert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import Launch
+from attnbench.backends.our_triton import OurTriton
+from attnbench.backends.sparse import SparseBackend, SparseLimits
+from attnbench.workloads.sparse.case import SparseCase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash.sparse.config import Shape
+    from attnbench.kernels.shared.family import Family
+    from attnbench.workloads.sparse.inputs import SparseInputs
+
+
+class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
+    """Tensors [B, S, H, D]; results are there before, and nothing but four bytes is allocated in a call."""
+
+    name = "flash-sparse"
+    title = "Block-sparse attention, ours (Triton)"
+    heads_first = False
+    limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True,
+                          capability=(8, 0))
+
+    def family(self) -> Family[Shape]:
+        """Names of its configurations."""
+        from attnbench.kernels.flash.sparse.config import FAMILY
+
+        return FAMILY
+
+    def shape(self, case: SparseCase, capability: tuple[int, int]) -> Shape:
+        """What they depend on."""
+        from attnbench.kernels.flash.sparse.config import Shape
+
+        rows, keys = case.block_shape
+        return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
+
+    @contextmanager
+    def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
+        """Lists of the map and results; a call launches the kernel alone."""
+        import torch
+
+        from attnbench.kernels.flash.sparse import api
+
+        given = inputs.q, inputs.k, inputs.v
+        problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
+        config = api.config_for(self.config.short if self.config else None, *given, problem)
+
+        def convert() -> api.BlockLists:
+            return api.make_lists(inputs.block_map, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
+                                  config=config)
+
+        lists = convert()
+        out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
+        lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            api.launch_sparse(q, k, v, out, lse, lists, problem, config)
+            return out
+
+        yield self.launch(case, inputs, attend, convert=convert, notes=(f"forward {config.short}",))

@@ -1,0 +1,1 @@
+"""Block-sparse softmax attention, forward: a map says which blocks of keys each block of queries sees."""

@@ -1,0 +1,50 @@
+"""Launch the block-sparse forward that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import strides_of
+from attnbench.kernels.flash.sparse.config import SparseConfig
+from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
+from attnbench.kernels.flash.sparse.problem import SparseProblem
+from attnbench.kernels.shared.tiling import block_of
+
+LOG2_E = 1.4426950408889634
+
+
+def launch_sparse(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem,
+    config: SparseConfig
+) -> None:
+    """Compute `out` and `lse`; nothing waits for the device.
+
+    Args:
+        q: [B, Sq, H, D]; last dim contiguous, as all of them.
+        k: [B, Sk, G, D].
+        v: [B, Sk, G, D].
+        out: [B, Sq, H, D]; every row is written.
+        lse: fp32 [B, H, Sq]; every row is written.
+        lists: of the map, made for this problem.
+        problem: lengths, blocks and mask; checked before.
+        config: valid for the shape.
+
+    Raises:
+        ValueError: the Hopper path was asked for and cannot describe a tensor; the one line says which.
+    """
+    _, heads, rows, columns = problem.map_shape
+    all_lists = lists.items.shape[0]
+    if all_lists == 0 or q.numel() == 0:
+        return
+    if config.order == "ws":
+        from attnbench.kernels.flash.sparse.hopper.forward import launch_hopper_forward
+
+        launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
+        return
+    strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
+    flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
+        q, k, v, out, lse, lists.items, lists.indices, problem.seqlen_q, problem.seqlen_k, *strides, lse.stride(0),
+        lse.stride(1), problem.scale * LOG2_E, heads, heads // k.shape[2], rows, columns, DIM=q.shape[-1],
+        BLOCK_D=block_of(q.shape[-1]), CAUSAL=problem.causal, BLOCK_Q=problem.block[0], BLOCK_K=problem.block[1],
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.warps, num_stages=config.stages)

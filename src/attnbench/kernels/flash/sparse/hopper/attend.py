@@ -1,0 +1,143 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""The consumer warpgroups of work items that several rows of a map share, for the block-sparse forward for Hopper.
+
+Keys and values are loaded once for all rows, a tile of both on one barrier.  A warpgroup multiplies the tiles that its
+own row sees, where its list of places says they are, and gives the others back as they come.
+
+Its next tile may be many places on, and while it holds one, the producer gets no further than the ring is long.  So
+tiles that lie nearer are a run, in which scores of a tile are computed beside the product with the values of the last
+one; between runs nothing is held.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+
+from attnbench.kernels.flash.hopper.attend import scores_of
+from attnbench.kernels.flash.hopper.epilogue import epilogue
+from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
+from attnbench.kernels.flash.sparse.hopper.tiles import place_of
+from attnbench.kernels.shared.hopper import ROWS
+
+
+@gluon.jit
+@no_type_check
+def pass_tiles(ring, count, end):
+    """Wait for the tiles from the count-th to `end`, and give back all but that one."""
+    for at in range(count, end):
+        ring.wait(at)
+        ring.release(at)
+    ring.wait(end)
+
+
+@gluon.jit
+@no_type_check
+def through_places(q, acc, row_max, sums, consumer, count, done, row, places, left, end, split):
+    """Softmax and sums of the `left` tiles of a list of `end` that a row of the map sees, the last first."""
+    scale = consumer.scale
+    PARTS: gl.constexpr = consumer.mask.PARTS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    k_ring = consumer.rings.k
+    v_ring = consumer.rings.v
+    LONG: gl.constexpr = k_ring.STAGES
+    none = gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES)
+    last = count + end - 1  # of the ring, where place 0 is
+    seen = count
+    following = place_of(places, left - 1, PARTS)
+    while left > 0:
+        place = following
+        at = last - place
+        following = place_of(places, left - 2, PARTS)
+        pass_tiles(k_ring, seen, at)
+        seen = at + 1
+        scores = warpgroup_mma_wait(0, [scores_of(row, q, k_ring.tile(at), none)])
+        if place >= split:
+            scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
+        weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+        weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+        left -= 1
+        near = (left > 0) & (last - following - at < LONG)
+        if near:
+            pass_tiles(k_ring, seen, last - following)
+        while near:
+            place = following
+            at_next = last - place
+            seen = at_next + 1
+            following = place_of(places, left - 2, PARTS)
+            scores = scores_of(row, q, k_ring.tile(at_next), none)
+            acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
+            acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, [scores])
+            if place >= split:
+                scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
+            later, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+            left -= 1
+            near = (left > 0) & (last - following - at_next < LONG)
+            # As in `flash.hopper.attend`: between the softmax and the wait for what it runs beside, if near enough.
+            early = near & (last - following - at < LONG)
+            if early:
+                pass_tiles(k_ring, seen, last - following)
+            acc = warpgroup_mma_wait(0, [acc])
+            k_ring.release(at)
+            if near & (early == 0):
+                pass_tiles(k_ring, seen, last - following)
+            weights = gl.convert_layout(later.to(q.dtype), WEIGHTS)
+            at = at_next
+        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
+        acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])
+        k_ring.release(at)
+    for at in range(seen, count + end):
+        k_ring.wait(at)
+        k_ring.release(at)
+    return acc, row_max, sums
+
+
+@gluon.jit
+@no_type_check
+def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
+    """Attend to a row's part of a work item and store the output; how many tiles there have been then."""
+    BLOCK_V: gl.constexpr = consumer.BLOCK_V
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    q_ring = consumer.rings.q[WARPGROUP]
+    work = read_work(consumer.queue, done)
+    end = work.end
+    row = work.first + WARPGROUP * ROWS
+    places, left = consumer.mask.own(work, row)
+    acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
+    q = q_ring.take(done)
+    if q_ring.STAGES > 1:
+        q_ring.release_stored(done)
+    acc, row_max, sums = through_places(q, acc, row_max, sums, consumer, count, done, row, places, left, end,
+                                        work.split)
+    # The queries have been read: the output leaves from where they were.
+    place = q_ring.tiles.index(done % q_ring.STAGES)
+    epilogue(consumer, acc, row_max, sums, place, place, done, row, True)
+    consumer.queue.release(done)
+    if q_ring.STAGES == 1:
+        q_ring.release_stored(done + 1)
+    return count + end
+
+
+@gluon.jit
+@no_type_check
+def consume_shared(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    queue = consumer.queue
+    count = 0
+    done = 0
+    queue.wait(0)
+    while queue.has_work(done):
+        count = attend_shared(consumer, count, done, WARPGROUP)
+        done += 1
+        queue.wait(done)
+    tma.store_wait(0)

@@ -1,0 +1,153 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Block-sparse softmax attention forward for Hopper: the dense one's consumers, and a producer that walks lists.
+
+    producer      draws a row of the map, longest first; loads its queries, then the listed tiles of keys and values
+    consumer      `flash.hopper.attend`: scores of a tile beside the product with the last tile's values
+
+From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
+all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program draws
+the next by an atomic counter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from attnbench.kernels.flash.hopper.attend import consume
+from attnbench.kernels.flash.hopper.epilogue import Consumer
+from attnbench.kernels.flash.sparse.config import Shape, query_tiles
+from attnbench.kernels.flash.sparse.hopper.attend import consume_shared
+from attnbench.kernels.flash.sparse.hopper.producer import Producer, produce
+from attnbench.kernels.flash.sparse.hopper.tiles import ListMask
+from attnbench.kernels.flash.sparse.problem import wrong
+from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.hopper import (
+    ROWS,
+    Rings,
+    allocate_barriers,
+    allocate_ring,
+    allocate_work_queue,
+    is_rows,
+    rows_of,
+)
+from attnbench.kernels.shared.tiling import block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash.sparse.config import SparseConfig
+    from attnbench.kernels.flash.sparse.lists import BlockLists
+    from attnbench.kernels.flash.sparse.problem import SparseProblem
+
+LOG2_E = 1.4426950408889634
+COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "all_lists", "heads", "rows", "lists", "columns", "repeats")
+"Numbers of a call that no code is compiled anew for."
+
+
+@gluon.jit
+@no_type_check
+def consume_lists(consumer, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    if consumer.mask.SHARE > 1:
+        consume_shared(consumer, WARPGROUP)
+    else:
+        consume(consumer, WARPGROUP)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_sparse_hopper_forward(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, items_ptr, indices_ptr, places_ptr, counts_ptr, seqlen_q,
+    seqlen_k, lse_batch, lse_head, scale, all_lists, heads, rows, lists, columns, repeats,
+    CAUSAL: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, SHARE: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
+    LAZY: gl.constexpr, REGISTERS: gl.constexpr,
+):
+    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    q_rings = ()
+    for _index in gl.static_range(GROUPS):
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, KEY_STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+    turns = allocate_barriers(GROUPS, 1)
+    queue = allocate_work_queue(GROUPS, 10)
+    fence_async_shared()
+    producer = Producer(q_desc, k_desc, v_desc, rings, queue, counter_ptr, items_ptr, indices_ptr, all_lists, heads,
+                        lists, columns, repeats, seqlen_q, seqlen_k, BLOCK_Q, BLOCK_K, BLOCK_K // BLOCK_N, SHARE,
+                        GROUPS)
+    mask = ListMask(indices_ptr, places_ptr, counts_ptr, heads, rows, lists, columns, 0, 0, False, CAUSAL, BLOCK_Q,
+                    BLOCK_K, BLOCK_K // BLOCK_N, SHARE)
+    consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, q_rings[0].tiles,
+                        q_rings, False, BLOCK_N, BLOCK_V, False, False, False, LAZY, "ticket")
+    if GROUPS == 1:
+        gl.warp_specialize([
+            (consume_lists, (consumer, 0)),
+            (produce, (producer,)),
+        ], [1], [24])
+    elif GROUPS == 2:
+        gl.warp_specialize([
+            (consume_lists, (consumer, 0)),
+            (consume_lists, (consumer, 1)),
+            (produce, (producer,)),
+        ], [4, 1], [REGISTERS, 24])
+    elif GROUPS == 3:
+        gl.warp_specialize([
+            (consume_lists, (consumer, 0)),
+            (consume_lists, (consumer, 1)),
+            (consume_lists, (consumer, 2)),
+            (produce, (producer,)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (consume_lists, (consumer, 0)),
+            (consume_lists, (consumer, 1)),
+            (consume_lists, (consumer, 2)),
+            (consume_lists, (consumer, 3)),
+            (produce, (producer,)),
+        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
+
+
+def launch_hopper_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem,
+    config: SparseConfig
+) -> None:
+    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the counter's four bytes.
+
+    Args:
+        q: [B, Sq, H, D], bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
+        k: [B, Sk, G, D].
+        v: [B, Sk, G, D].
+        out: [B, Sq, H, D]; every row is written.
+        lse: fp32 [B, H, Sq]; every row is written.
+        lists: of the map.
+        problem: lengths, blocks and mask; checked before.
+        config: of the order ws, and valid for the shape.
+
+    Raises:
+        ValueError: a tensor cannot be described; the one line says which and what is accepted.
+    """
+    heads, columns = q.shape[2], problem.map_shape[3]
+    all_lists = lists.items.shape[0]
+    # Of no keys nothing is read, but a descriptor is of something.
+    tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
+    for name, x in tensors.items():
+        if not is_rows(x):
+            raise wrong(f"{name}.stride", x.stride(), "does not fit order=ws",
+                        "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
+    shape = Shape(dim=q.shape[-1], block_q=problem.block[0], block_k=problem.block[1], item_bytes=q.element_size())
+    tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
+    dims = block_of(q.shape[-1])
+    described = [rows_of(x, tile[name], dims) for name, x in tensors.items()]
+    items = all_lists * max(1, problem.block[0] // config.block_m)
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    flash_sparse_hopper_forward[(min(items, config.programs * processors(q)),)](
+        *described, lse, counter, lists.items, lists.indices, lists.places, lists.counts, problem.seqlen_q,
+        problem.seqlen_k, lse.stride(0), lse.stride(1), problem.scale * LOG2_E, all_lists, heads, lists.counts.shape[2],
+        lists.indices.shape[2], columns, heads // k.shape[2], CAUSAL=problem.causal, BLOCK_Q=lists.unit,
+        BLOCK_K=problem.block[1], SHARE=lists.share, BLOCK_N=config.block_n, BLOCK_V=dims,
+        KEY_STAGES=config.key_stages, STAGES=config.stages, ROOM=query_tiles(config, shape), GROUPS=config.groups,
+        LAZY=config.rescale == "lazy", REGISTERS=config.consumer_registers, num_warps=4, maxnreg=config.registers)

@@ -1,0 +1,95 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Tiles of listed blocks of keys, for the block-sparse forward for Hopper: where they begin, and what is hidden.
+
+A tile is a block of keys, or one of the PARTS of it.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.flash.hopper.tiles import hide
+from attnbench.kernels.shared.hopper import Argument, aggregate
+
+
+@gluon.jit
+@no_type_check
+def list_of(indices_ptr, number, columns):
+    """Where a list begins."""
+    return indices_ptr + gl.cast(number, gl.int64) * columns
+
+
+@gluon.jit
+@no_type_check
+def place_of(places, tile, PARTS: gl.constexpr):
+    """Place in its list of a unit's own tile; 0 of one before the first."""
+    at = gl.maximum(tile, 0)
+    return gl.load(places + at // PARTS, mask=tile >= 0, other=0) * PARTS + at % PARTS
+
+
+@gluon.jit
+@no_type_check
+def key_of(block, tile, BLOCK_K: gl.constexpr, PARTS: gl.constexpr):
+    """First key of a tile of a list that is of this block."""
+    return block * BLOCK_K + tile % PARTS * (BLOCK_K // PARTS)
+
+
+@aggregate
+class ListMask:
+    """What is hidden of a tile of a list: keys past the end and, with HAS_RIGHT, those after a query's own position.
+
+    It stands where `flash.hopper.tiles.Mask` does.
+    """
+
+    indices_ptr: Argument
+    places_ptr: Argument
+    counts_ptr: Argument
+    heads: Argument
+    rows: Argument
+    "of the map"
+    lists: Argument
+    "of a head"
+    columns: Argument
+    "of the map"
+    left: Argument
+    right: Argument
+    HAS_LEFT: gl.constexpr
+    HAS_RIGHT: gl.constexpr
+    BLOCK_Q: gl.constexpr
+    BLOCK_K: gl.constexpr
+    PARTS: gl.constexpr
+    SHARE: gl.constexpr
+
+    @gluon.jit
+    @no_type_check
+    def hide_tile(self, scores, work, tile, row):
+        """Scores of a tile of a work item's list with those at -∞ that are hidden; rows from `row`."""
+        number = (work.batch * self.heads + work.head) * self.lists + work.first // (self.BLOCK_Q * self.SHARE)
+        block = gl.load(list_of(self.indices_ptr, number, self.columns) + tile // self.PARTS)
+        return hide(scores, row, key_of(block, tile, self.BLOCK_K, self.PARTS), work.keys, work.keys - work.queries,
+                    self)
+
+    @gluon.jit
+    @no_type_check
+    def unseen(self, row, work, BLOCK_N: gl.constexpr):
+        """How many of a work item's tiles the rows from `row` leave out: none, which the compiler does not know.
+
+        So the row is read here: a load from shared memory that nobody has read may not be open where a tile is given
+        back.
+        """
+        return gl.minimum(row, 0)
+
+    @gluon.jit
+    @no_type_check
+    def own(self, work, row):
+        """Places of the tiles that the row of the map sees which the 64 rows from `row` are of, and how many.
+
+        The split, which is not negative, is read here as the row is in `unseen`.
+        """
+        own = row // self.BLOCK_Q
+        number = (work.batch * self.heads + work.head) * self.rows + own
+        count = gl.load(self.counts_ptr + number, mask=(own < self.rows) & (work.split >= 0), other=0)
+        return list_of(self.places_ptr, number, self.columns), count * self.PARTS

@@ -1,0 +1,112 @@
+"""Lists of a block map: made by two launches on the map's device, without a wait, and good for many calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.flash.sparse.portable.lists import list_blocks, order_lists
+from attnbench.kernels.flash.sparse.problem import SparseProblem, check_map, wrong
+from attnbench.kernels.shared.tiling import group_of
+
+SECTION_MIB = 16
+"Heads whose keys and values are this large together are worked through before the next: they stay in the L2."
+CHUNK = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLists:
+    """The blocks of keys of each block of queries, and the order of the work; int32, on the map's device.
+
+    A list is that of `share` units of queries, which are then one work item: with 1, that of a row of the map.
+    """
+
+    counts: Tensor
+    "[B, H, units]: how many blocks a unit has"
+    indices: Tensor
+    "[B, H, ceil(units / share), nk]: a list's blocks, rising; behind the last anything"
+    places: Tensor | None
+    "[B, H, units, nk]: where in its list a unit's own blocks are, if it is shared"
+    items: Tensor
+    "[lists, 3]: number, length, and how many blocks all its queries see whole, longest first within a section of heads"
+    share: int
+    unit: int
+    "queries of a unit: those of a block, or half of them"
+    block: tuple[int, int]
+    seqlen_q: int
+    seqlen_k: int
+    causal: bool
+
+
+def lists_of(
+    block_map: Tensor, q: Tensor, k: Tensor, problem: SparseProblem, *, share: int = 1, unit: int = 0
+) -> BlockLists:
+    """List the blocks of a map; two launches, nothing waits for the device.
+
+    Args:
+        block_map: bool [B, H, nq, nk], any strides.
+        q: [B, Sq, H, D].
+        k: [B, Sk, G, D]; how large the keys are says which heads are worked through together.
+        problem: of these tensors.
+        share: units that one work item takes together, 1 to 4.
+        unit: queries of one: those of a block (0), or half of them.
+
+    Raises:
+        ValueError: the map does not fit; the one line says what and what is accepted.
+    """
+    check_map(block_map, problem, q.device)
+    batch, heads, _, columns = problem.map_shape
+    unit = unit or problem.block[0]
+    rows = -(-problem.seqlen_q // unit)
+    lists = -(-rows // share)
+    all_lists = batch * heads * lists
+    empty = partial(torch.empty, dtype=torch.int32, device=q.device)
+    indices, items, (listed, whole) = empty(batch, heads, lists, columns), empty(all_lists, 3), empty(2, all_lists)
+    counts = listed.view(batch, heads, rows) if share == 1 else empty(batch, heads, rows)
+    places = None if share == 1 else empty(batch, heads, rows, columns)
+    if all_lists:
+        width = max(16, min(1024, triton.next_power_of_2(columns)))
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            list_blocks[(all_lists,)](
+                block_map.view(torch.uint8), counts, places, listed, whole, indices, *block_map.stride(), heads, rows,
+                lists, columns, problem.seqlen_q, problem.seqlen_k, UNIT=unit, HALVES=problem.block[0] // unit,
+                BLOCK_K=problem.block[1], CAUSAL=problem.causal, SHARE=share, WIDTH=width,
+                num_warps=1 if width <= 256 else 4)
+            section = section_heads(q, k) * lists
+            chunks = -(-section // CHUNK)
+            order_lists[(-(-all_lists // section) * chunks,)](
+                listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4)
+    return BlockLists(counts=counts, indices=indices, places=places, items=items, share=share, unit=unit,
+                      block=problem.block, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=problem.causal)
+
+
+def section_heads(q: Tensor, k: Tensor) -> int:
+    """Query heads of a section: those of as many KV heads as fit, with keys and values, in SECTION_MIB."""
+    (batch, seqlen_k, heads_kv, dim), heads = k.shape, q.shape[-2]
+    pair_bytes = seqlen_k * 2 * dim * k.element_size()
+    return group_of(pair_bytes, SECTION_MIB, max(1, batch * heads_kv)) * (heads // heads_kv)
+
+
+def check_lists(
+    lists: BlockLists, problem: SparseProblem, *, share: int, unit: int, device: torch.device
+) -> None:
+    """Refuse lists that were made for something else.
+
+    Raises:
+        ValueError: naming what differs, its value and what is accepted.
+    """
+    for name in ("block", "seqlen_q", "seqlen_k", "causal"):
+        if getattr(lists, name) != getattr(problem, name):
+            raise wrong(f"block_map.{name}", getattr(lists, name), "does not fit", f"{getattr(problem, name)}")
+    if (lists.share, lists.unit) != (share, unit):
+        raise wrong("block_map.share", lists.share, f"of {lists.unit} queries does not fit",
+                    f"{share} of {unit}, as the launch configuration takes them")
+    shape = problem.map_shape[0], problem.map_shape[1], -(-problem.seqlen_q // unit)
+    if tuple(lists.counts.shape) != shape:
+        raise wrong("block_map.counts.shape", tuple(lists.counts.shape), "does not fit", f"{shape}")
+    if lists.indices.device != device:
+        raise wrong("block_map.indices.device", lists.indices.device, "does not fit", f"{device}, q's")

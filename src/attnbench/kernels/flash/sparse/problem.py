@@ -1,0 +1,91 @@
+"""One block-sparse attention problem as the kernels take it, and the checks of what a caller gives.
+
+Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D dims of both; blocks of bq queries and
+bk keys, nq = ceil(Sq / bq) and nk = ceil(Sk / bk) of them: the last block of a sequence may be shorter.  A map is bool
+[B, H, nq, nk]; causal is aligned to the bottom right, as in `flash.problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import problem_of
+
+WHO = "flash_sparse_attention"
+BLOCKS = ((128, 128), (128, 64), (64, 128), (64, 64))
+"Queries and keys of a block."
+LARGEST_DIM = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseProblem:
+    """Lengths, blocks and mask of one call."""
+
+    batch: int
+    heads: int
+    seqlen_q: int
+    seqlen_k: int
+    block: tuple[int, int]
+    "queries and keys of a block of the map"
+    causal: bool
+    scale: float
+
+    @property
+    def map_shape(self) -> tuple[int, int, int, int]:
+        """Of the map: [B, H, nq, nk]."""
+        return self.batch, self.heads, -(-self.seqlen_q // self.block[0]), -(-self.seqlen_k // self.block[1])
+
+
+def sparse_problem_of(
+    q: Tensor, k: Tensor, v: Tensor, *, block: tuple[int, int], causal: bool = False, scale: float | None = None
+) -> SparseProblem:
+    """The problem of these tensors, checked without looking into one.
+
+    Args:
+        q: [B, Sq, H, D].
+        k: [B, Sk, G, D].
+        v: [B, Sk, G, D].
+        block: queries and keys of a block, one of `BLOCKS`.
+        causal: no key after a query's own position; the last query meets the last key.
+        scale: of the scores; None: 1 / sqrt(D).
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    if not (isinstance(block, tuple | list) and tuple(block) in BLOCKS):
+        raise wrong("block", block, "is not supported", ", ".join(f"({rows}, {keys})" for rows, keys in BLOCKS))
+    try:
+        dense = problem_of(q, k, v, causal=causal, scale=scale)
+    except ValueError as why:  # the same checks, said by another function
+        raise ValueError(f"{WHO}: {str(why).partition(': ')[2]}") from None
+    if q.shape[-1] > LARGEST_DIM:
+        raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
+    if v.shape[-1] != q.shape[-1]:
+        raise wrong("v.shape[-1]", v.shape[-1], "does not fit", f"{q.shape[-1]}, q's dims")
+    return SparseProblem(batch=dense.batch, heads=q.shape[-2], seqlen_q=dense.max_seqlen_q,
+                         seqlen_k=dense.max_seqlen_k, block=(block[0], block[1]), causal=bool(causal),
+                         scale=dense.scale)
+
+
+def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -> None:
+    """Refuse a map that does not fit.
+
+    Raises:
+        ValueError: naming its shape, dtype or device and what is accepted.
+    """
+    if block_map.dtype != torch.bool:
+        raise wrong("block_map.dtype", block_map.dtype, "is not supported", "bool")
+    if tuple(block_map.shape) != problem.map_shape:
+        rows, keys = problem.block
+        raise wrong("block_map.shape", tuple(block_map.shape), "does not fit",
+                    f"{problem.map_shape}, [sequences, heads, blocks of {rows} queries, blocks of {keys} keys]")
+    if block_map.device != device:
+        raise wrong("block_map.device", block_map.device, "does not fit", f"{device}, q's")
+
+
+def wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
+    """The one line of a refusal."""
+    return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")

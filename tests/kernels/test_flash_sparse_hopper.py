@@ -1,0 +1,101 @@
+"""The block-sparse forward for Hopper against its oracle, on a machine that runs it without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels.flash.sparse import api
+from attnbench.kernels.flash.sparse.config import TABLE, SparseConfig
+from attnbench.kernels.flash.sparse.hopper import forward as hopper_forward
+
+from .hopper_machine import machine_runs
+from .sparse_cases import held, inputs_of, listed
+
+ONE, TWO, SHARED, THREE = "m64n64w4s2-ws-lazy-x2", "m128n64w8s2-ws", "m128n64w8s2-ws-lazy", "m192n64w12s3-ws-lazy"
+WIDE = "m128n128w8s2-ws-deep-lazy"
+CASES = {
+    "one-query": ({"seqlen": 1, "seqlen_k": 129, "causal": True, "density": 1.0}, ONE),
+    "63": ({"seqlen": 63, "causal": True, "density": 1.0, "block": (128, 64)}, TWO),
+    "127": ({"seqlen": 127, "block": (64, 128)}, ONE),
+    "129": ({"seqlen": 129, "causal": True, "block": (128, 128), "heads": 2}, WIDE),
+    "half-blocks": ({"seqlen": 290, "block": (128, 64)}, ONE),
+    "1000": ({"seqlen": 1000, "block": (128, 128), "density": 0.2}, WIDE),
+    "rows-without-keys": ({"seqlen": 300, "seqlen_k": 70, "causal": True, "block": (64, 128), "density": 1.0}, ONE),
+    "grouped": ({"seqlen": 200, "heads": 4, "heads_kv": 2, "batch": 2, "block": (128, 64)}, TWO),
+    "nothing-listed": ({"seqlen": 150, "density": 0.0, "heads": 2}, ONE),
+    "no-keys": ({"seqlen": 70, "seqlen_k": 0}, ONE),
+    "128-dims": ({"seqlen": 140, "dim": 128, "block": (128, 128)}, WIDE),
+    "96-dims-fp16": ({"seqlen": 140, "dim": 96, "block": (128, 128), "dtype": torch.float16}, WIDE),
+    "shared": ({"seqlen": 330, "seqlen_k": 500, "causal": True, "heads": 2, "heads_kv": 1}, SHARED),
+    "shared-far-apart": ({"seqlen": 130, "seqlen_k": 1700, "density": 0.25}, SHARED),
+    "shared-one-query": ({"seqlen": 1, "seqlen_k": 200}, SHARED),
+    "shared-parts": ({"seqlen": 200, "seqlen_k": 400, "block": (64, 128), "causal": True}, SHARED),
+    "shared-three": ({"seqlen": 330, "seqlen_k": 900, "density": 0.3}, THREE),
+    "shared-three-causal": ({"seqlen": 400, "causal": True, "density": 0.8, "heads": 2}, THREE),
+    "shared-halves": ({"seqlen": 530, "seqlen_k": 600, "block": (128, 128), "causal": True}, "m192n128w12s2-ws-lazy"),
+    "shared-four": ({"seqlen": 330, "block": (128, 64), "seqlen_k": 700}, "m256n64w16s3-ws-lazy"),
+    "shared-nothing-listed": ({"seqlen": 200, "density": 0.0}, SHARED),
+}
+
+
+def attend(inputs, short, seed=0):
+    """Output and lse, written over NaN; parts of the kernel interleaved by a seed."""
+    problem = api.sparse_problem_of(inputs.q, inputs.k, inputs.v, block=inputs.block, causal=inputs.causal)
+    config = api.config_for(short, inputs.q, inputs.k, inputs.v, problem)
+    share, unit = config.share(inputs.block[0]), config.unit(inputs.block[0])
+    lists = api.BlockLists(**listed(inputs, share=share, unit=unit), share=share, unit=unit, block=inputs.block,
+                           seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=inputs.causal)
+    out = torch.full_like(inputs.q, torch.nan)
+    lse = torch.full((problem.batch, problem.heads, problem.seqlen_q), torch.nan)
+    with machine_runs(hopper_forward, "flash_sparse_hopper_forward", seed=seed):
+        api.launch_sparse(inputs.q, inputs.k, inputs.v, out, lse, lists, problem, config)
+    return out, lse
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_for_every_mask_and_length(name):
+    values, short = CASES[name]
+    inputs = inputs_of(**values)
+    held(inputs, *attend(inputs, short, seed=len(name)))
+
+
+@pytest.mark.parametrize("short", [ONE, SHARED])
+def test_the_bits_are_the_same_in_any_order_of_its_parts(short):
+    inputs = inputs_of(140, 330, heads=2, dim=40)
+    first, *others = [attend(inputs, short, seed)[0] for seed in range(4)]
+    assert all(torch.equal(one, first) for one in others)
+
+
+@pytest.mark.parametrize("short", [ONE, SHARED])
+def test_a_row_never_looks_at_a_block_that_only_others_list(short):
+    inputs = inputs_of(128, 300, dim=40, density=1.0)
+    inputs.block_map[:, :, 0, 2] = False
+    out, lse = attend(inputs, short)
+    poison = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
+    poison.k[:, 128:192], poison.v[:, 128:192] = torch.nan, torch.nan
+    found, sums = attend(poison, short)
+    assert torch.equal(found[:, :64], out[:, :64])
+    assert torch.equal(sums[:, :, :64], lse[:, :, :64])
+    assert found[:, 64:].isnan().all()
+
+
+def test_a_tensor_it_cannot_describe_is_refused_by_name():
+    inputs = inputs_of(100, dim=64)
+    odd = replace(inputs, k=torch.zeros(1, 100, 1, 67).bfloat16()[..., :64])
+    with pytest.raises(ValueError, match=r"^flash_sparse_attention: k\.stride=\(6700, 67, .* does not fit order=ws"):
+        attend(odd, ONE)
+
+
+def test_every_default_of_the_hopper_path_has_a_form_that_ran_here():
+    forms = {(config.groups, config.share(int(values.get("block", (64, 64))[0])) > 1)
+             for values, short in CASES.values() for config in [SparseConfig.parse(short)]}
+    for row in TABLE.rows("forward"):
+        config = SparseConfig.parse(row["config"])
+        if config.order == "ws":
+            for block in [row["block_q"]] if "block_q" in row else [64, 128]:
+                assert (config.groups, config.share(block) > 1) in forms
