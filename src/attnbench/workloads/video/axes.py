@@ -1,0 +1,52 @@
+"""How the command line and the suite files spell the fields of a `VideoCase`.
+
+What is not given follows the model, so these axes have no default of their own.  Imports without torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attnbench.models.video.config import MODELS
+from attnbench.workloads.attention.axes import parse_size
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.base import Axis, one_of, precision
+from attnbench.workloads.hstu.axes import parse_count
+from attnbench.workloads.video.case import COMPILE
+
+
+def parse_guidance(text: str) -> float:
+    """Read a finite number from 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError("a finite number from 0; over 1 each step is computed without and with the prompt")
+    return value
+
+
+def parse_path(text: str) -> str | None:
+    """Read a path, or none."""
+    if not text:
+        raise ValueError("a path, or none")
+    return None if text == "none" else text
+
+
+AXES = (
+    Axis("model", one_of(*MODELS), f"sizes of the model: {', '.join(MODELS)}; default: cogvideox-2b", None),
+    Axis("frames", parse_size, "of the video, 4k + 1; default: as the model's makers have it", None),
+    Axis("height", parse_size, "pixels, a multiple of 16; default: the model's", None),
+    Axis("width", parse_size, "pixels, a multiple of 16; default: the model's", None),
+    Axis("steps", parse_size, "denoising steps of a whole generation; default: the model's, 50", None),
+    Axis("guidance", parse_guidance, "weight of the prompt; at most 1: one prediction a step; default: the model's",
+         None),
+    Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
+    Axis("compile", one_of(*COMPILE), f"of the transformer: {', '.join(COMPILE)}", "none"),
+    Axis("generations", parse_count, "whole generations after the samples", 1),
+    Axis("warm_ups", parse_count, "generations of ten steps before those", 2),
+    Axis("weights", parse_path, "a local folder of diffusers with transformer, vae and scheduler; default: random "
+         "weights", None),
+    Axis("prompt", parse_path, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "
+         "ones", None),
+)

@@ -1,0 +1,41 @@
+"""The right answer: the first step in `dtype`, with plain attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnbench.models.video.attention import Attend, plain
+from attnbench.workloads.video.inputs import VideoInputs
+
+
+def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend = plain) -> dict[str, Tensor]:
+    """Prediction and next latents of the first step.
+
+    Args:
+        inputs: of the case.
+        dtype: to compute in; other than the case's, of copies of the weights.
+        attend: the attention of all layers.
+
+    Returns:
+        out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them.
+    """
+    return evaluator(inputs, dtype=dtype, attend=attend)()
+
+
+def evaluator(
+    inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend = plain
+) -> Callable[[], dict[str, Tensor]]:
+    """`evaluate` to be called several times, its weights converted once."""
+    latents, embeds = inputs.latents.to(dtype), inputs.embeds.to(dtype)
+    denoiser, _ = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
+
+    def call() -> dict[str, Tensor]:
+        denoiser.begin(inputs.case.steps)
+        with torch.no_grad():
+            prediction, after = denoiser.step(0, latents, embeds)
+        return {"out": prediction, "latents": after}
+
+    return call
