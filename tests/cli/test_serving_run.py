@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from attnbench.backends.base import Launch
 from attnbench.cli import main
 from attnbench.errors import UsageError
 from attnbench.suites.load import load_suite
@@ -68,14 +67,10 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     assert err.count("\n") == 1
 
 
-def launch(found):
-    return Launch(forward=int, outputs=dict, reload=int, counters=found)
-
-
 def test_what_a_launch_counts_is_words_and_numbers():
-    assert counters("mine", launch({"requests": 8, "hit_tokens": 0.5})) == {"requests": 8.0, "hit_tokens": 0.5}
+    assert counters("mine", {"requests": 8, "hit_tokens": 0.5}) == {"requests": 8.0, "hit_tokens": 0.5}
     for wrong in ([1], {"requests": "8"}, {"requests": True}, {"a\nb": 1}, {1: 1}, {"x": float("nan")},
                   {"x": float("inf")}, {"x" * 65: 1}):
         with pytest.raises(UsageError, match=r"mine: counters") as refused:
-            counters("mine", launch(wrong))
+            counters("mine", wrong)
         assert "\n" not in str(refused.value)

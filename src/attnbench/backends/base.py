@@ -76,6 +76,16 @@ class Config:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A phase that is timed where it stands, inside a call of the whole."""
+
+    call: Callable[[], Any]
+    "the whole"
+    reported_ms: Callable[[], float]
+    "what the phase took in the last call; may synchronise"
+
+
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """What a session hands over: closures over tensors that are ready.  Nothing in them may synchronise."""
@@ -91,8 +101,10 @@ class Launch:
     "untimed, before a sample, for what keeps state"
     reported_ms: Callable[[], float] | None = None
     "the kernel's own figure for the last call (timer `reported`); may synchronise"
-    phases: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    "quantise, plan, predict, kernel …: parts that are also timed apart"
+    phases: Mapping[str, Callable[[], Any] | InPlace] = field(default_factory=dict)
+    "quantise, plan, predict, kernel …: parts that are also timed, apart or in place"
+    whole: Callable[[], Mapping[str, float]] | None = None
+    "carried out once after all samples, such as a generation of many steps: further counters for the record"
     executed_flops: int | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
@@ -143,6 +155,10 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "the first call compiles for seconds"
     references: ClassVar[tuple[str, ...]] = ()
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
+    carries: ClassVar[str | None] = None
+    "a workload whose backends run inside this one: the name of one of them, X, means NAME[X] here"
+    aliases: ClassVar[Mapping[str, str]] = {}
+    "of backends that it carries: further names, and the name that each means"
     tested: ClassVar[str | None] = None
     "card and versions it ran on; None is listed as untested"
 

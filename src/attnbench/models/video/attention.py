@@ -181,7 +181,7 @@ class WanProcessor:
             out = functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
         else:
             out = self.attention(self.layer, q, k, v)
-        return attn.to_out[1](attn.to_out[0](out.flatten(2).type_as(hidden_states)))  # type: ignore[no-any-return]
+        return attn.to_out[1](attn.to_out[0](out.flatten(2).type_as(hidden_states)))
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

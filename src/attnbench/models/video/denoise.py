@@ -24,7 +24,7 @@ RANGE = "Inference"
 def predictor(transformer: Any) -> Predict:
     """The transformer as a function of tensors alone."""
     def predict(latents: Tensor, embeds: Tensor, timesteps: Tensor) -> Tensor:
-        return transformer(hidden_states=latents, encoder_hidden_states=embeds,  # type: ignore[no-any-return]
+        return transformer(hidden_states=latents, encoder_hidden_states=embeds,
                            timestep=timesteps, return_dict=False)[0]
 
     return predict
@@ -91,7 +91,7 @@ class Denoiser:
             mean, deviation = (torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
                                for values in (vae.config.latents_mean, vae.config.latents_std))
             scaled = latents * deviation + mean
-        return vae.decode(scaled, return_dict=False)[0]  # type: ignore[no-any-return]
+        return vae.decode(scaled, return_dict=False)[0]
 
     def generate(
         self, steps: int, latents: Tensor, embeds: Tensor, *, decode: bool = True,

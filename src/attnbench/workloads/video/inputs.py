@@ -18,9 +18,10 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.models.hstu_ranking.checkpoint import read
 from attnbench.models.video.attention import Attend, Exchanged, exchange, opaque
 from attnbench.models.video.build import Parts, local_parts, random_parts
+from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Predict, predictor
 from attnbench.workloads.attention.inputs import KINDS
-from attnbench.workloads.video.case import WHO, VideoCase
+from attnbench.workloads.video.case import VideoCase
 
 WEIGHTS_SEED = 0
 NAMES = ("negative_prompt_embeds", "prompt_embeds")

@@ -39,3 +39,14 @@ def evaluator(
         return {"out": prediction, "latents": after}
 
     return call
+
+
+def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An attention that adds nothing: a well-known wrong answer."""
+    return torch.zeros_like(v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An attention whose rows see no later ones: a well-known wrong answer."""
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
