@@ -1,4 +1,4 @@
-"""How a backend of the workload `attention` becomes the attention of a model: its function, or its session and copies."""
+"""How a backend of the workload `attention` becomes that of a model: its function, or its session and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session of ``video[NAME]``: one denoising step is the launch, a whole generation is carried out after its samples."""
+"""A session of ``video[NAME]``: a denoising step is the launch, a whole generation follows after its samples."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def compile_transformer(
     predict: Predict, *, mode: str, compiler: str | Callable[..., object] = "inductor"
 ) -> Predict:
     """The transformer compiled in a mode of torch.compile, apart from those of other sessions."""
-    return torch.compile(  # type: ignore[no-any-return,call-overload]
+    return torch.compile(
         with_own_code(predict), mode=mode if compiler == "inductor" else None, backend=compiler, dynamic=False)
 
 
