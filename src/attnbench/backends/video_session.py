@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.video.case import VideoCase
     from attnbench.workloads.video.inputs import VideoInputs
 
-RANDOM = "random weights: times, memory and launches hold; what the frames show and which keys matter does not"
-DECODED = "VAE decoded slice by slice and tile by tile; no cache of diffusers skips a layer or a step"
+RANDOM = "random weights: times and memory hold, frames and which keys matter do not (docs/video.md)"
 
 
 class VideoSession:
@@ -70,7 +69,7 @@ class VideoSession:
         """What the harness calls."""
         copies = COPIES if isinstance(self.attention.attend, Copied) else 0
         weights = RANDOM if self.case.weights is None else "weights of a local folder"
-        notes = [weights, DECODED] + [f"{copies} copies a call: this backend has no function for tensors of others"
+        notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"
                                       ] * bool(copies)
         return Launch(
             forward=self.forward, outputs=self.outputs, reload=self.load, reset=self.reset, capturable=False,

@@ -150,7 +150,7 @@ def _check_config(model: VideoModel, found: dict[str, Any]) -> None:
               "_class_name": CLASSES[model.family]["transformer"][1]}
     for key, value in wanted.items():
         if found.get(key, value) != value:
-            raise UsageError(refusal(WHO, "weights", f"transformer {key}={shown(str(found[key]))}",
+            raise UsageError(refusal(WHO, "weights", f"transformer {key}={shown(found[key])}",
                                      f"is not that of model={model.name}", str(value)))
 
 
