@@ -10,11 +10,11 @@ import torch
 
 pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
 
-from attnbench.errors import UsageError  # noqa: E402
-from attnbench.models.video.attention import Exchanged, Spans, exchange, opaque, plain  # noqa: E402
-from attnbench.models.video.build import check_folder, local_parts, random_parts  # noqa: E402
-from attnbench.models.video.config import MODELS, model_of  # noqa: E402
-from attnbench.models.video.denoise import Denoiser, predictor  # noqa: E402
+from attnbench.errors import UsageError
+from attnbench.models.video.attention import Exchanged, Spans, exchange, opaque, plain
+from attnbench.models.video.build import check_folder, local_parts, random_parts
+from attnbench.models.video.config import MODELS, model_of
+from attnbench.models.video.denoise import Denoiser, predictor
 
 TINY, WAN = MODELS["tiny"], MODELS["tiny-wan"]
 SMALL = {"tiny": (9, 16, 32), "tiny-wan": (5, 32, 16)}
@@ -69,7 +69,7 @@ def test_a_shape_that_the_model_cannot_make_is_refused_at_once(shape, said):
 
 
 def test_a_model_that_is_not_known():
-    with pytest.raises(UsageError, match="video: model='?huge'? is not known|model=huge"):
+    with pytest.raises(UsageError, match=r"video: model=huge"):
         model_of("huge")
 
 
@@ -257,7 +257,7 @@ def test_a_folder_that_is_not_whole_or_of_another_model_is_refused(folder, tmp_p
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="weights=nowhere has no transformer/config.json"):
+    with pytest.raises(UsageError, match=r"weights=nowhere has no transformer/config\.json"):
         check_folder(TINY, tmp_path / "nowhere")
 
 

@@ -41,21 +41,21 @@ class VideoSession:
         Raises:
             AttnbenchError: another number of calls was made.
         """
-        self.found = None
+        self.found = self.attention.rows = None
         before, layers = self.attention.calls, self.case.config.layers
         with torch.no_grad():
             self.found = self.denoiser.step(0, self.inputs.latents, self.inputs.embeds)
         _check_calls(self.name, self.attention.calls - before, layers)
 
     def outputs(self) -> Mapping[str, Tensor]:
-        """Prediction and next latents of the last step.
+        """Prediction, next latents and rows of the first layer's attention of the last step.
 
         Raises:
             WorkerError: there was none.
         """
-        if self.found is None:
+        if self.found is None or self.attention.rows is None:
             raise WorkerError("launch: outputs were asked for before forward")
-        return {"out": self.found[0], "latents": self.found[1]}
+        return {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
 
     def load(self, inputs: VideoInputs) -> None:
         """Take other noise and embeddings."""

@@ -1,4 +1,4 @@
-"""Tables beside the headline: what rows serve or generate, each timer in its own column, each phase on its own line."""
+"""Tables beside the headline: what rows serve or generate, a column for each timer, a line for each phase."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from attnbench.record import Record, Run, Time
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
-    """What rows that serve or generate, `--timer all` and launches with phases add to a case; nothing where there is none."""
-    return [*serving(title, records), *video(title, records, run.settings.baseline), *_timers(run, title, records), *_phases(run, title, records)]
+    """What rows that serve or generate, `--timer all` and phases add to a case; nothing where there is none."""
+    return [*serving(title, records), *video(title, records, run.settings.baseline), *_timers(run, title, records),
+            *_phases(run, title, records)]
 
 
 def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:

@@ -22,6 +22,9 @@ from attnbench.models.video.config import VideoModel
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """out = attend(q, k, v), all [B, S, H, D], of any strides but the last; it keeps none of them."""
 
+ROWS = 64
+"Rows of the first layer's output that every call keeps, the first and the last among them."
+
 WORKSPACE = 2**28
 "Bytes of scores that the plain evaluation stays under: it takes so many rows at a time."
 
@@ -85,12 +88,19 @@ def _now(device: torch.device) -> Any:
 
 
 class Exchanged:
-    """The attention of one transformer: counts its calls, times them in place, shows them to whoever looks."""
+    """The attention of one transformer: counts its calls, times them in place, shows them to whoever looks.
+
+    Some rows of the first layer's output are kept.  They are what a check can hold against an oracle: behind thirty
+    layers of random weights, whose attention is close to a mean of all values, a wrong attention hardly shows.
+    """
 
     def __init__(self, attend: Attend, spans: Spans | None = None, *, timed: bool = True) -> None:
         """Call `attend`; `timed` False where it records spans of its own."""
         self.attend, self.spans, self.timed = attend, spans or Spans(), timed
         self.calls = 0
+        self.rows: Tensor | None = None
+        "[B, up to 64, H, D] of the first layer of the last call"
+        self._index: dict[int, Tensor] = {}
         self.look: Callable[[int, Tensor, Tensor, Tensor, Tensor], None] | None = None
         "told the layer, q, k, v and out of every call"
 
@@ -102,9 +112,19 @@ class Exchanged:
                 out = self.attend(q, k, v)
         else:
             out = self.attend(q, k, v)
+        if layer == 0:
+            if out.shape[1] not in self._index:
+                self._index[out.shape[1]] = kept_rows(out.shape[1], out.device)
+            self.rows = out.index_select(1, self._index[out.shape[1]])
         if self.look is not None:
             self.look(layer, q, k, v, out)
         return out
+
+
+def kept_rows(tokens: int, device: torch.device) -> Tensor:
+    """Which rows are kept of so many: evenly apart, the first and the last among them."""
+    count = min(ROWS, tokens)
+    return torch.arange(count, device=device) * (tokens - 1) // max(1, count - 1)
 
 
 _OPEN: list[Exchanged] = []

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.video.inputs import VideoInputs
 
+KEPT_ROWS = 64
+"That of `models.video.attention`, which imports torch; a test holds the two against each other."
+
 __all__ = ["WORKLOAD", "VideoCase", "VideoWorkload"]
 
 
@@ -34,8 +37,8 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     variants = ("step",)
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """The transformer's prediction, and the next latents."""
-        return {"out": OutputKind.VALUE, "latents": OutputKind.VALUE}
+        """The transformer's prediction, the next latents, and rows of the first layer's attention."""
+        return dict.fromkeys(("out", "latents", "attention"), OutputKind.VALUE)
 
     def case(self, values: Mapping[str, Any]) -> VideoCase:
         """Build a case from axis values or from `VideoCase.to_dict`; what is missing takes the axis default.
@@ -82,8 +85,11 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         return Draw()
 
     def select(self, case: VideoCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """Prediction and latents, in the workload's layout."""
-        return in_layout(case.id, outputs, {"out": (case.batch, *case.latents[1:]), "latents": case.latents})
+        """Prediction, latents and rows, in the workload's layout."""
+        model = case.config
+        rows = case.batch, min(KEPT_ROWS, case.tokens), model.heads, model.dim
+        return in_layout(case.id, outputs, {"out": (case.batch, *case.latents[1:]), "latents": case.latents,
+                                            "attention": rows})
 
     def suspects(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw

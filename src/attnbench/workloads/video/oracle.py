@@ -20,7 +20,8 @@ def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend = plain)
         attend: the attention of all layers.
 
     Returns:
-        out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them.
+        out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them, and attention, rows of the first layer's, as of
+        `Exchanged.rows`.
     """
     return evaluator(inputs, dtype=dtype, attend=attend)()
 
@@ -30,13 +31,14 @@ def evaluator(
 ) -> Callable[[], dict[str, Tensor]]:
     """`evaluate` to be called several times, its weights converted once."""
     latents, embeds = inputs.latents.to(dtype), inputs.embeds.to(dtype)
-    denoiser, _ = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
+    denoiser, exchanged = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
 
     def call() -> dict[str, Tensor]:
         denoiser.begin(inputs.case.steps)
         with torch.no_grad():
             prediction, after = denoiser.step(0, latents, embeds)
-        return {"out": prediction, "latents": after}
+        assert exchanged.rows is not None
+        return {"out": prediction, "latents": after, "attention": exchanged.rows}
 
     return call
 

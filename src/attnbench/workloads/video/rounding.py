@@ -1,7 +1,7 @@
 """What an honest evaluation of a step may be off by: Monte Carlo arithmetic over the model (`workloads.noise`).
 
-The standard deviation is taken over draws and over the rows and columns of a frame's channel, which are all made
-alike.
+The standard deviation is taken over draws and over the rows and columns of a frame's channel, and over the heads of a
+row of the attention, which are made alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRAWS, LARGE_FLOPS = 4, 10**13
 
 
 def expected_errors(inputs: VideoInputs) -> dict[str, Tensor]:
-    """Standard deviation of each element of prediction and latents, fp64."""
+    """Standard deviation of each element of prediction, latents and rows of the attention, fp64."""
     case, device = inputs.case, inputs.latents.device
     draws = 1 if work(case).flops > LARGE_FLOPS else DRAWS
     evaluate = evaluator(inputs, dtype=torch.float64)
