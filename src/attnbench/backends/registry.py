@@ -217,8 +217,10 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
             name, short = parse_selector(selector)
         pattern = "*" if name == "all" else name
         if has_wildcard(pattern):
-            matching = [one for one in ours if fnmatchcase(one, pattern) and backends[one].carries is None]
-            matching = matching or (_carried_by(pattern, backends, workload) if short is None else [])
+            matching = [one for one in ours if fnmatchcase(one, pattern)]
+            if workload is not None and short is None:
+                matching = [one for one in matching if backends[one].carries is None or pattern != "*"]
+                matching += _carried_by(pattern, backends, workload)
             several = short is not None and not has_wildcard(short)
             if not matching or several:
                 wrong = "takes no configuration" if several else "matches no backend"

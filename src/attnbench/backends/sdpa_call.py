@@ -134,7 +134,7 @@ class PinnedSdpa(DenseBackend):
             Unsupported: in that call, where the kernel does not take its tensors; with torch's own reason.
         """
         call = self._call(case, device)
-        run, asked = pinned(self.kernel, call.attend()), False
+        run, asked = pinned(self.kernel, call.attend()), not self._asks(device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             nonlocal asked
@@ -144,6 +144,9 @@ class PinnedSdpa(DenseBackend):
             return run(q, k, v)
 
         return rows_first(attend)
+
+    def _asks(self, device: device) -> bool:
+        return device.type == "cuda" and self.kernel != "math"
 
     def _call(self, case: AttentionCase, device: device) -> Call:
         mask = Mask.of(case)
@@ -160,13 +163,12 @@ class PinnedSdpa(DenseBackend):
         """
         operands = Operands(case, inputs, heads_first=True)
         call = self._call(case, operands.q.device)
-        self._ask(case, call, operands.q, operands.k, operands.v)
+        if self._asks(operands.q.device):
+            self._ask(case, call, operands.q, operands.k, operands.v)
         yield operands.launch(pinned(self.kernel, call.attend()), notes=call.notes)
 
     def _ask(self, case: AttentionCase, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         reasons: list[str] = []
-        if q.device.type != "cuda" or self.kernel == "math":
-            return
         if not pinned(self.kernel, _accepts)(self.kernel, call, q, k, v, reasons):
             raise Unsupported(refusal(self.name, "case", case.id, f"is refused by torch: {' '.join(reasons)}",
                                       "what torch says this kernel takes"))

@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from attnbench.backends.base import Backend, Launch
 from attnbench.backends.dense import DenseBackend
-from attnbench.models.video.attention import Exchanged, Spans
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
+    from attnbench.models.video.attention import Exchanged, Spans
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
 
@@ -37,12 +35,14 @@ class Copied:
         with span("attention", device):
             launch.forward()
         with span("copies", device):
-            return launch.outputs()["out"].clone(memory_format=torch.contiguous_format)
+            return launch.outputs()["out"].clone()
 
 
 @contextmanager
-def attention_of(backend: Backend, problem: AttentionCase, device: torch.device) -> Iterator[Exchanged]:
+def attention_of(backend: Backend, problem: AttentionCase, device: device) -> Iterator[Exchanged]:
     """The attention of all layers, for as long as the block runs."""
+    from attnbench.models.video.attention import Exchanged, Spans
+
     spans = Spans()
     function = backend.attend(problem, device) if isinstance(backend, DenseBackend) else None
     if function is not None:

@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from attnbench.backends.base import InPlace, Launch
 from attnbench.backends.compiled import with_own_code
 from attnbench.backends.video_attention import COPIES, Copied
 from attnbench.errors import AttnbenchError, WorkerError, refusal
-from attnbench.models.video.attention import Exchanged
-from attnbench.workloads.video.generation import Generated, generate_all
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.models.video.attention import Exchanged
     from attnbench.models.video.denoise import Predict
     from attnbench.workloads.video.case import VideoCase
     from attnbench.workloads.video.inputs import VideoInputs
@@ -41,6 +38,8 @@ class VideoSession:
         Raises:
             AttnbenchError: another number of calls was made.
         """
+        import torch
+
         self.found = self.attention.rows = None
         before, layers = self.attention.calls, self.case.config.layers
         with torch.no_grad():
@@ -93,7 +92,9 @@ class VideoSession:
         Raises:
             AttnbenchError: a call of the attention is missing, or a step has latents that are not finite.
         """
-        found: Generated = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
+        from attnbench.workloads.video.generation import generate_all
+
+        found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
         _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
         graphs = {} if self.compiler is None else self.compiler.counted()
         return {**found.counters(), **graphs}
@@ -109,6 +110,8 @@ def compile_transformer(
     predict: Predict, *, mode: str, compiler: str | Callable[..., object] = "inductor"
 ) -> Predict:
     """The transformer compiled in a mode of torch.compile, apart from those of other sessions."""
+    import torch
+
     return torch.compile(
         with_own_code(predict), mode=mode if compiler == "inductor" else None, backend=compiler, dynamic=False)
 
