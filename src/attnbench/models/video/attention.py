@@ -25,13 +25,13 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROWS = 64
 "Rows of the first layer's output that every call keeps, the first and the last among them."
 
-WORKSPACE = 2**28
+WORKSPACE = {"cuda": 2**31, "cpu": 2**28}
 "Bytes of scores that the plain evaluation stays under: it takes so many rows at a time."
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax attention in the precision of its inputs, some rows at a time; of the shape of q."""
-    rows = max(1, WORKSPACE // (q.shape[0] * q.shape[2] * k.shape[1] * q.element_size()))
+    rows = max(1, WORKSPACE.get(q.device.type, 2**28) // (q.shape[0] * q.shape[2] * k.shape[1] * q.element_size()))
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
     parts = []
     for some in q.transpose(1, 2).split(rows, dim=2):

@@ -1,5 +1,8 @@
 """What an honest evaluation of a step may be off by: Monte Carlo arithmetic over the model (`workloads.noise`).
 
+Of a step with so much work that this takes a card minutes, the plain evaluation in the case's own precision is the one
+draw: what it is off by was made by rounding alone.
+
 The standard deviation is taken over draws and over the rows and columns of a frame's channel, and over the heads of a
 row of the attention, which are made alike.
 """
@@ -13,24 +16,26 @@ from attnbench.dtypes import torch_dtype
 from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
 from attnbench.workloads.video.inputs import VideoInputs
-from attnbench.workloads.video.oracle import evaluator
+from attnbench.workloads.video.oracle import evaluate, evaluator
 from attnbench.workloads.video.work import work
 
 DRAWS, LARGE_FLOPS = 4, 10**13
-"Evaluations; one where a step has so much work that each of them takes a card seconds."
 
 
 def expected_errors(inputs: VideoInputs) -> dict[str, Tensor]:
     """Standard deviation of each element of prediction, latents and rows of the attention, fp64."""
-    case, device = inputs.case, inputs.latents.device
-    draws = 1 if work(case).flops > LARGE_FLOPS else DRAWS
-    evaluate = evaluator(inputs, dtype=torch.float64)
-    truth = evaluate()
-    variance = {name: torch.zeros_like(x) for name, x in truth.items()}
-    noise = Noise(Format.of(torch_dtype(case.dtype)), device)
-    for _ in range(draws):
-        with noise:
-            found = evaluate()
-        for name, x in truth.items():
-            variance[name] += (found[name] - x).square() / draws
+    truth = evaluate(inputs, dtype=torch.float64)
+    found = [evaluate(inputs, dtype=inputs.latents.dtype)] if work(inputs.case).flops > LARGE_FLOPS else _moved(inputs)
+    variance = {name: sum((one[name] - x).square() for one in found) / len(found) for name, x in truth.items()}
     return {name: x.mean(dim=(-2, -1), keepdim=True).sqrt().expand_as(x) for name, x in variance.items()}
+
+
+def _moved(inputs: VideoInputs) -> list[dict[str, Tensor]]:
+    """Evaluations in fp64 with random errors."""
+    call = evaluator(inputs, dtype=torch.float64)
+    noise = Noise(Format.of(torch_dtype(inputs.case.dtype)), inputs.latents.device)
+    found = []
+    for _ in range(DRAWS):
+        with noise:
+            found.append(call())
+    return found
