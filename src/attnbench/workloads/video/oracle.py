@@ -14,8 +14,8 @@ from attnbench.workloads.video.inputs import VideoInputs
 def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend = plain) -> dict[str, Tensor]:
     """Prediction and next latents of the first step.
 
-    With plain attention the answer is kept with the inputs: the check and `rounding.py` ask for the same one, which takes
-    a card seconds at full size.
+    With plain attention the answer is kept with the inputs: the check and `rounding.py` ask for the same one, which
+    takes a card seconds at full size.
 
     Args:
         inputs: of the case.
