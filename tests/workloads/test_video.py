@@ -9,6 +9,7 @@ from attnbench.errors import UsageError
 from attnbench.models.video.attention import ROWS
 from attnbench.record import Work
 from attnbench.workloads.base import Draw, load_workload
+from attnbench.workloads.given_files import known_as
 from attnbench.workloads.video import KEPT_ROWS
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.work import attention_flops, weights, work
@@ -57,7 +58,7 @@ def test_a_case_is_read_back_from_its_data_and_named_by_every_field():
     ({"compile": "fast"}, "video: compile=fast"),
     ({"model": "sora"}, "video: model=sora"),
     ({"generations": -1}, "video: generations=-1 cannot be used"),
-    ({"weights": ""}, "video: weights= is no path"),
+    ({"weights": ""}, "video: weights= is no name"),
 ])
 def test_what_is_not_possible_is_refused_by_its_field(values, said):
     with pytest.raises(UsageError) as refused:
@@ -129,15 +130,15 @@ def test_embeddings_come_from_a_file(made, tmp_path):
     path = tmp_path / "prompt.safetensors"
     mine = {name: torch.randn(1, 16, 32) for name in ("prompt_embeds", "negative_prompt_embeds")}
     save_file(mine, path)
-    found = made(case(prompt=str(path))).embeds
+    found = made(case(prompt=known_as(str(path)))).embeds
     assert torch.equal(found, torch.cat([mine["negative_prompt_embeds"], mine["prompt_embeds"]]))
-    alone = made(case(prompt=str(path), guidance=0.0)).embeds
+    alone = made(case(prompt=known_as(str(path)), guidance=0.0)).embeds
     assert torch.equal(alone, mine["prompt_embeds"])
     save_file({"prompt_embeds": torch.randn(1, 8, 32)}, path)
     with pytest.raises(UsageError, match=r"prompt=prompt.safetensors negative_prompt_embeds=nothing does not fit"):
-        made(case(prompt=str(path)))
+        made(case(prompt=known_as(str(path))))
     with pytest.raises(UsageError, match=r"prompt_embeds=\[1, 8, 32\] does not fit the model; \[1, 16, 32\]"):
-        made(case(prompt=str(path), guidance=1.0))
+        made(case(prompt=known_as(str(path)), guidance=1.0))
 
 
 @pytest.mark.parametrize("values", [TINY, TINY | {"dtype": "bf16"}, WAN | {"dtype": "fp16"}], ids=str)

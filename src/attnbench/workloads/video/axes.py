@@ -11,6 +11,7 @@ from attnbench.models.video.config import MODELS
 from attnbench.workloads.attention.axes import parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of, precision
+from attnbench.workloads.given_files import known_as
 from attnbench.workloads.hstu.axes import parse_count
 from attnbench.workloads.video.case import COMPILE
 
@@ -26,11 +27,14 @@ def parse_guidance(text: str) -> float:
     return value
 
 
-def parse_path(text: str) -> str | None:
-    """Read a path, or none."""
-    if not text:
-        raise ValueError("a path, or none")
-    return None if text == "none" else text
+def parse_folder(text: str) -> str | None:
+    """Read the path of a folder, or none; the case says its name and hash."""
+    return None if text == "none" else known_as(text, kind="folder")
+
+
+def parse_file(text: str) -> str | None:
+    """Read the path of a file, or none; the case says its name and hash."""
+    return None if text == "none" else known_as(text)
 
 
 AXES = (
@@ -45,8 +49,8 @@ AXES = (
     Axis("compile", one_of(*COMPILE), f"of the transformer: {', '.join(COMPILE)}", "none"),
     Axis("generations", parse_count, "whole generations after the samples", 1),
     Axis("warm_ups", parse_count, "generations of ten steps before those", 2),
-    Axis("weights", parse_path, "a local folder of diffusers with transformer, vae and scheduler; default: random "
+    Axis("weights", parse_folder, "a local folder of diffusers with transformer, vae and scheduler; default: random "
          "weights", None),
-    Axis("prompt", parse_path, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "
+    Axis("prompt", parse_file, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "
          "ones", None),
 )

@@ -51,9 +51,9 @@ class VideoCase:
     warm_ups: int = 2
     "generations of ten steps before those"
     weights: str | None = None
-    "a local folder of diffusers; None: random weights"
+    "name and hash of a local folder of diffusers (`given_files`); None: random weights"
     prompt: str | None = None
-    "a safetensors file with embeddings; None: random ones"
+    "name and hash of a safetensors file with embeddings; None: random ones"
 
     def __post_init__(self) -> None:
         model = model_of(DEFAULT_MODEL if self.model is None else self.model)
@@ -76,7 +76,7 @@ class VideoCase:
         for name in ("weights", "prompt"):
             value = getattr(self, name)
             if value is not None and (type(value) is not str or not value):
-                raise UsageError(refusal(WHO, name, value, "is no path", "a path, or none"))
+                raise UsageError(refusal(WHO, name, value, "is no name", "the name and hash of a file, or none"))
 
     @property
     def config(self) -> VideoModel:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnbench.errors import AttnbenchError, refusal
 from attnbench.models.video.attention import Exchanged
 from attnbench.models.video.denoise import Denoiser
+from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.inputs import VideoInputs
 
@@ -67,6 +68,8 @@ def generate_all(
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
     found.further = _distances(inputs, kept, who) | attention_errors(case, inputs, denoiser, attention)
+    if (asked := wanted()) is not None and inputs.kept.dense_of == who:
+        found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
     return found
 

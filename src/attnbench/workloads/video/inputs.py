@@ -21,6 +21,7 @@ from attnbench.models.video.build import Parts, local_parts, random_parts
 from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Predict, predictor
 from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video.case import VideoCase
 
 WEIGHTS_SEED = 0
@@ -109,7 +110,7 @@ def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.de
 
     latents, embeds = tensor(*case.latents), tensor(case.batch, model.text_tokens, model.text_dim)
     if case.prompt is not None:
-        embeds = _read_embeds(case, Path(case.prompt)).to(device=device, dtype=dtype)
+        embeds = _read_embeds(case, path_of(WHO, "prompt", case.prompt)).to(device=device, dtype=dtype)
     return VideoInputs(case=case, kept=kept, latents=latents, embeds=embeds)
 
 
@@ -132,6 +133,7 @@ def _kept(case: VideoCase, dtype: torch.dtype, device: str | torch.device) -> _K
         if case.weights is None:
             parts = random_parts(case.config, case.shape, seed=WEIGHTS_SEED, dtype=dtype, device=device)
         else:
-            parts = local_parts(case.config, case.shape, Path(case.weights), dtype=dtype, device=device)
+            folder = path_of(WHO, "weights", case.weights, kind="folder")
+            parts = local_parts(case.config, case.shape, folder, dtype=dtype, device=device)
         found = _MODELS[key] = _Kept(parts)
     return found
