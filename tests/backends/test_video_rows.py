@@ -9,7 +9,7 @@ pytest.importorskip("diffusers", reason="diffusers is not installed; pip install
 
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends, resolve, select
-from attnbench.backends.video import Video, attention_case, memory_bytes
+from attnbench.backends.video import Video, memory_bytes
 from attnbench.backends.video_attention import attention_of
 from attnbench.backends.video_session import VideoSession, compile_transformer
 from attnbench.check.examine import examine, recheck
@@ -18,6 +18,7 @@ from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.models.video.attention import Exchanged, plain
 from attnbench.workloads.attention.inputs import make_inputs
 from attnbench.workloads.base import load_workload
+from attnbench.workloads.sparse.work import density
 
 WORKLOAD = load_workload("video")
 CPU = Machine("cpu")
@@ -110,7 +111,7 @@ def test_a_generation_tells_its_times_calls_and_distances():
     ("sdpa", ["video[sdpa]"]), ("fa", ["video[sdpa-flash]"]), ("sdpa,flash-triton,fa3-fwd,sage1", [
         "video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
     ("video[eager],eager", ["video[eager]"]), ("fa3", ["video[fa3-fwd]"]), ("video", ["video"]),
-    ("sdpa-ma*", ["video[sdpa-math]"]),
+    ("sdpa-mat*", ["video[sdpa-math]"]), ("sparse-fl*", ["video[sparse-flex]"]),
     ("flash-triton[m128n32w8s2-tma-pp]", ["video[flash-triton:m128n32w8s2-tma-pp]"])])
 def test_a_backend_of_attention_goes_by_its_own_name(asked, meant):
     assert select([asked], workload="video") == meant
@@ -121,7 +122,7 @@ def test_a_backend_of_attention_goes_by_its_own_name(asked, meant):
 def test_all_are_those_of_attention():
     rows = select(["all"], workload="video")
     assert {"video[sdpa]", "video[flash-triton]"} <= set(rows)
-    assert len(rows) == sum(one.workload == "attention" for one in all_backends().values())
+    assert len(rows) == sum(one.workload in ("attention", "sparse") for one in all_backends().values())
     assert "video" not in select(["all"], workload="attention")
 
 
@@ -140,6 +141,33 @@ def test_a_launch_configuration_is_read_by_its_backend():
     assert row.inner.config.short == "m128n32w8s2-tma-pp"
     with pytest.raises(UsageError, match="m1n1"):
         resolve("video[flash-triton:m1n1]", case(dtype="bf16"))
+
+
+@pytest.mark.parametrize("values", [{"density": 0.5}, {"density": 0.4, "pattern": "frame", "dtype": "bf16"}], ids=str)
+def test_a_sparse_row_computes_its_map_in_every_layer(values):
+    one = case(block="64x64", height=64, width=96, frames=17, **values)
+    assert one.attention.seqlen == one.sparse.seqlen == 16 + 5 * 4 * 6
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("video[sparse-eager]", one)
+    assert backend.variant_of(one) == "sparse-step"
+    terms = {"variant": "sparse-step", "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        assert launch.counters["copies"] == 4 * 2
+        assert launch.counters["density"] == pytest.approx(density(one.sparse))
+        assert 0.2 < launch.counters["density"] < 0.8
+    with resolve("video[eager]", one).session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert "attention: wrong values" in outcome.reason
+        assert "matches a block map that is not read" in outcome.reason
+
+
+def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_not():
+    one = case(density=0.3)  # less than one block of this many tokens
+    with pytest.raises(Unsupported, match=r"sparse: density=0.3 leaves less than one of the 1 blocks of a row"):
+        resolve("video[sparse-eager]", one).check(one, CPU)
+    resolve("video[eager]", one).check(one, CPU)
 
 
 # ── what cannot run ────────────────────────────────────────────────────────────────────────────────
@@ -171,8 +199,8 @@ def test_memory_is_said_with_the_length_that_fits():
 
 
 def test_the_attention_of_a_layer_is_that_of_the_micro_benchmark():
-    assert attention_case(WORKLOAD.case({"dtype": "bf16"})).id == "b2-s17776-h30-d64-bf16-fwd"
-    assert attention_case(WORKLOAD.case({"model": "wan-1.3b", "guidance": 1})).id == "b1-s32760-h12-d128-fp16-fwd"
+    assert WORKLOAD.case({"dtype": "bf16"}).attention.id == "b2-s17776-h30-d64-bf16-fwd"
+    assert WORKLOAD.case({"model": "wan-1.3b", "guidance": 1}).attention.id == "b1-s32760-h12-d128-fp16-fwd"
 
 
 # ── attention as a function, or by copies ──────────────────────────────────────────────────────────
@@ -180,7 +208,7 @@ def test_the_attention_of_a_layer_is_that_of_the_micro_benchmark():
 
 @pytest.mark.parametrize("name", ["eager", "sdpa", "sdpa-flash", "sdpa-math"])
 def test_a_backends_function_gives_what_its_session_gives(name):
-    problem = attention_case(case())
+    problem = case().attention
     given = make_inputs(problem, seed=3, kind="normal", device="cpu")
     backend = all_backends()[name]
     with backend.session(problem, given) as launch:

@@ -22,7 +22,7 @@ from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.workloads.base import CaseT, InputsT
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "the first call compiles for seconds"
     references: ClassVar[tuple[str, ...]] = ()
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
-    carries: ClassVar[str | None] = None
-    "a workload whose backends run inside this one: the name of one of them, X, means NAME[X] here"
+    carries: ClassVar[tuple[str, ...]] = ()
+    "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
     aliases: ClassVar[Mapping[str, str]] = {}
     "of backends that it carries: further names, and the name that each means"
     tested: ClassVar[str | None] = None
@@ -217,6 +217,19 @@ class Backend(ABC, Generic[CaseT, InputsT]):
             return importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
             return None
+
+    def attend(self, case: CaseT, device: device) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """The kernel as a function, for who has tensors of their own: a model with this attention in its layers.
+
+        Args:
+            case: dense and in mode fwd; one that `check` accepts.
+            device: of the tensors.
+
+        Returns:
+            ``out = fn(q, k, v)``, all [B, S, H, D] of any strides but the last, out a new tensor; None where only a
+            session can run the kernel, on tensors of its own.
+        """
+        return None
 
     @abstractmethod
     def session(self, case: CaseT, inputs: InputsT) -> AbstractContextManager[Launch]:

@@ -15,9 +15,6 @@ from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
 
 if TYPE_CHECKING:
-    from torch import device
-
-    from attnbench.backends.differentiable import Attention
     from attnbench.workloads.attention.inputs import AttentionInputs  # noqa: F401 (named in the base class below)
 
 ALL_DTYPES = ACCEPTED_DTYPES
@@ -125,16 +122,3 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
             raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
                                       f"one of {', '.join(self.devices)}"))
         self.limits.check(self.name, case, machine)
-
-    def attend(self, case: AttentionCase, device: device) -> Attention | None:
-        """The kernel as a function, for who has tensors of their own: a model with this attention in its layers.
-
-        Args:
-            case: dense and in mode fwd; one that `check` accepts.
-            device: of the tensors.
-
-        Returns:
-            ``out = fn(q, k, v)``, all [B, S, H, D] of any strides but the last, out a new tensor; None where only a
-            session can run the kernel, on tensors of its own.
-        """
-        return None

@@ -35,7 +35,7 @@ class Eager(DenseBackend):
                     backward=True)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`."""
+        """As of `Backend`."""
         return rows_first(self._function(case, device))
 
     @contextmanager

@@ -45,7 +45,7 @@ class FlashBackend(DenseBackend):
             raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`."""
+        """As of `Backend`."""
         return self._bind(case, None)
 
     @contextmanager

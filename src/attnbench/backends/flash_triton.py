@@ -50,7 +50,7 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
                      right=case.causal or (case.window or (-1, -1))[1] >= 0, capability=capability)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`."""
+        """As of `Backend`."""
         from attnbench.backends.flash_triton_call import function_of
 
         return function_of(case, "" if self.config is None else self.config.short)

@@ -190,19 +190,19 @@ def carried(selector: str, backends: Mapping[str, Backend], workload: str | None
     """
     name, short = parse_selector(selector)
     for one in backends.values():
-        if one.carries is None or one.workload != workload:
+        if one.workload != workload:
             continue
         name = one.aliases.get(name, name) if name not in backends else name
-        if name in backends and backends[name].workload == one.carries:
+        if name in backends and backends[name].workload in one.carries:
             return f"{one.name}[{name}]" if short is None else f"{one.name}[{name}:{short}]"
     return selector
 
 
 def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | None) -> list[str]:
     """Rows of the backends that a wildcard means among those carried by one of the workload."""
-    carriers = [one for one in backends.values() if one.carries is not None and one.workload == workload]
+    carriers = [one for one in backends.values() if one.workload == workload]
     return [f"{one.name}[{name}]" for one in carriers for name, backend in backends.items()
-            if backend.workload == one.carries and fnmatchcase(name, pattern)]
+            if backend.workload in one.carries and fnmatchcase(name, pattern)]
 
 
 def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
         if has_wildcard(pattern):
             matching = [one for one in ours if fnmatchcase(one, pattern)]
             if workload is not None and short is None:
-                matching = [one for one in matching if backends[one].carries is None or pattern != "*"]
+                matching = [one for one in matching if not backends[one].carries or pattern != "*"]
                 matching += _carried_by(pattern, backends, workload)
             several = short is not None and not has_wildcard(short)
             if not matching or several:

@@ -65,7 +65,7 @@ class Sage1(DenseBackend):
         return Budget(relative=max(0.5, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`; k is changed in place."""
+        """As of `Backend`; k is changed in place."""
         return self._function(case, None)
 
     @contextmanager

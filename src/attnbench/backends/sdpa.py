@@ -48,7 +48,7 @@ class Sdpa(DenseBackend):
         limits.check(self.name, case, machine)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`."""
+        """As of `Backend`."""
         return rows_first(self._call(case, device).attend())
 
     @staticmethod

@@ -128,7 +128,7 @@ class PinnedSdpa(DenseBackend):
     "on a GPU the kernel itself can align its causal mask to the bottom right"
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `DenseBackend`; torch is asked in the first call.
+        """As of `Backend`; torch is asked in the first call.
 
         Raises:
             Unsupported: in that call, where the kernel does not take its tensors; with torch's own reason.

@@ -1,7 +1,7 @@
-"""``video[NAME]``: a denoising step of a video model with any backend of the workload `attention` in its layers.
+"""``video[NAME]``: a denoising step of a video model with any backend for attention, dense or sparse, in its layers.
 
 `--backends NAME` means that row, as does each of the seeds' names.  The model's own code calls one function for the
-attention of every layer (`models/video/attention.py`); who has such a function (`DenseBackend.attend`) takes the
+attention of every layer (`models/video/attention.py`); who has such a function (`Backend.attend`) takes the
 projections as they lie, and for the others they are copied into a session's inputs and the result out of it.  Without a
 name the attention is torch's choice.
 """
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import Backend, Budget, Config, Launch, Machine, module_exists
 from attnbench.backends.registry import all_backends
 from attnbench.dtypes import DTYPES
-from attnbench.errors import Unavailable, Unsupported, refusal, unknown
+from attnbench.errors import Unavailable, Unsupported, UsageError, refusal, unknown
 
 if TYPE_CHECKING:
-    from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.video.case import VideoCase
     from attnbench.workloads.video.inputs import VideoInputs
 
@@ -40,7 +39,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     distribution = "diffusers"
     devices = ("cpu", "cuda")
     compiles = True
-    carries = "attention"
+    carries = ("attention", "sparse")
     # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
     aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8"}  # noqa: RUF012 (declared ClassVar)
 
@@ -54,9 +53,9 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         return found if config is None else type(found)(config)
 
     def configs(self, case: VideoCase) -> Iterable[Config]:
-        """Every backend of the workload `attention`."""
+        """Every backend of the workloads `attention` and `sparse`."""
         return [Config(name, {"attention": name, "config": None}) for name, one in all_backends().items()
-                if one.workload == self.carries]
+                if one.workload in self.carries]
 
     def config_of(self, short: str, case: VideoCase | None) -> Config:
         """A backend's name, one of the seeds', or with a launch configuration ``NAME:short-form``.
@@ -66,10 +65,10 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         """
         name, _, config = short.partition(":")
         name, known = self.aliases.get(name, name), all_backends()
-        names = [one for one, backend in known.items() if backend.workload == self.carries]
+        names = [one for one, backend in known.items() if backend.workload in self.carries]
         if name not in names:
             raise unknown(self.name, "attention", name, names)
-        found = known[name].config_of(config, attention_case(case)) if config and case is not None else None
+        found = known[name].config_of(config, problem_of(known[name], case)) if config and case is not None else None
         return Config(f"{name}:{config}" if config else name, {"attention": name, "config": found})
 
     def probe(self) -> None:
@@ -96,7 +95,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         if machine.device not in inner.devices:
             raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
                                       " and ".join(inner.devices)))
-        inner.check(attention_case(case), machine)
+        inner.check(problem_of(inner, case), machine)
         if machine.memory_bytes is not None and needed > machine.memory_bytes:
             fits = next((frames for frames in range(case.frames - 4, 0, -4)
                          if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes), None)
@@ -107,7 +106,11 @@ class Video(Backend["VideoCase", "VideoInputs"]):
 
     def budget(self, case: VideoCase) -> Budget:
         """That of the backend for a layer's attention."""
-        return self.inner.budget(attention_case(case))
+        return self.inner.budget(problem_of(self.inner, case))
+
+    def variant_of(self, case: VideoCase) -> str:
+        """Of a sparse row what a model with its map in all layers computes."""
+        return "sparse-step" if self.inner.workload == "sparse" else self.variant
 
     @contextmanager
     def session(self, case: VideoCase, inputs: VideoInputs) -> Iterator[Launch]:
@@ -115,17 +118,33 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         from attnbench.backends.video_attention import attention_of
         from attnbench.backends.video_session import VideoSession
 
-        with attention_of(self.inner, attention_case(case), inputs.latents.device) as attention:
-            yield VideoSession(case, inputs, attention, name=self.config.short if self.config else DEFAULT).launch()
+        inner = self.inner
+        with attention_of(inner, problem_of(inner, case), inputs.latents.device) as attention:
+            session = VideoSession(case, inputs, attention, name=self.config.short if self.config else DEFAULT)
+            yield session.launch(self._kept(case))
+
+    def _kept(self, case: VideoCase) -> dict[str, float]:
+        """Of a sparse row the share of the visible pairs that its map keeps."""
+        from attnbench.workloads.sparse.work import density
+
+        if self.inner.workload == "attention":
+            return {}
+        share = density(case.sparse)
+        return {"density": share, "actual_sparsity": 1 - share}
 
 
-def attention_case(case: VideoCase) -> AttentionCase:
-    """The attention of one layer as a case of the workload `attention`."""
-    from attnbench.workloads.attention.case import AttentionCase
+def problem_of(inner: Backend, case: VideoCase) -> Any:
+    """The attention of one layer as a case of a backend's own workload.
 
-    model = case.config
-    return AttentionCase(batch=case.batch, seqlen=case.tokens, nheads=model.heads, headdim=model.dim,
-                         dtype=case.dtype)
+    Raises:
+        Unsupported: there is none: the block map does not go with the tokens.
+    """
+    if inner.workload == "attention":
+        return case.attention
+    try:
+        return case.sparse
+    except UsageError as why:
+        raise Unsupported(str(why)) from None
 
 
 def memory_bytes(case: VideoCase) -> int:

@@ -1,21 +1,19 @@
-"""How a backend of the workload `attention` becomes that of a model: its function, or its session and copies."""
+"""How a backend for attention becomes that of a model: its function, or its session and copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Launch
-from attnbench.backends.dense import DenseBackend
+from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
     from torch import Tensor, device
 
     from attnbench.models.video.attention import Exchanged, Spans
-    from attnbench.workloads.attention.case import AttentionCase
-    from attnbench.workloads.attention.inputs import AttentionInputs
 
 COPIES = 4
 "A call's copies where a backend has no function: q, k and v into its session, and the output out of it."
@@ -24,7 +22,7 @@ COPIES = 4
 class Copied:
     """A session fed by copies; it records how long they take."""
 
-    def __init__(self, launch: Launch, template: AttentionInputs, spans: Spans) -> None:
+    def __init__(self, launch: Launch, template: Any, spans: Spans) -> None:
         self.launch, self.template, self.spans = launch, template, spans
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -39,17 +37,15 @@ class Copied:
 
 
 @contextmanager
-def attention_of(backend: Backend, problem: AttentionCase, device: device) -> Iterator[Exchanged]:
+def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exchanged]:
     """The attention of all layers, for as long as the block runs."""
     from attnbench.models.video.attention import Exchanged, Spans
 
     spans = Spans()
-    function = backend.attend(problem, device) if isinstance(backend, DenseBackend) else None
+    function = backend.attend(problem, device)
     if function is not None:
         yield Exchanged(function, spans)
         return
-    from attnbench.workloads.attention.inputs import make_inputs
-
-    template = make_inputs(problem, seed=0, kind="zeros", device=device)
+    template = load_workload(backend.workload).inputs(problem, seed=0, kind="zeros", device=device)
     with backend.session(problem, template) as launch:
         yield Exchanged(Copied(launch, template, spans), spans, timed=False)

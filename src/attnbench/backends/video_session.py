@@ -64,8 +64,8 @@ class VideoSession:
         """Bring the scheduler back to its first step."""
         self.denoiser.begin(self.case.steps)
 
-    def launch(self) -> Launch:
-        """What the harness calls."""
+    def launch(self, counters: Mapping[str, float] | None = None) -> Launch:
+        """What the harness calls; `counters` are further ones for the record."""
         copies = COPIES if isinstance(self.attention.attend, Copied) else 0
         weights = RANDOM if self.case.weights is None else "weights of a local folder"
         notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"
@@ -75,7 +75,8 @@ class VideoSession:
             phases={"attention": self._phase("attention")} | ({"copies": self._phase("copies")} if copies else {}),
             whole=self.whole if self.case.generations else None, notes=tuple(notes),
             counters={"denoising_steps": 1, "layers": self.case.config.layers, "tokens": self.case.tokens,
-                      "predictions": self.case.batch, "copies": copies * self.case.config.layers})
+                      "predictions": self.case.batch, "copies": copies * self.case.config.layers,
+                      **(counters or {})})
 
     def _phase(self, name: str) -> InPlace:
         spans = self.attention.spans

@@ -29,13 +29,25 @@ WORKSPACE = {"cuda": 2**31, "cpu": 2**28}
 "Bytes of scores that the plain evaluation stays under: it takes so many rows at a time."
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention in the precision of its inputs, some rows at a time; of the shape of q."""
+def plain(q: Tensor, k: Tensor, v: Tensor, *, seen: Callable[[int, int], Tensor] | None = None) -> Tensor:
+    """Softmax attention in the precision of its inputs, some rows at a time; of the shape of q.
+
+    Args:
+        q: [B, S, H, D], as k and v.
+        k: keys.
+        v: values.
+        seen: bool [B, H, rows, keys] of the rows from one number up to another; a row that sees none is 0.
+    """
     rows = max(1, WORKSPACE.get(q.device.type, 2**28) // (q.shape[0] * q.shape[2] * k.shape[1] * q.element_size()))
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
     parts = []
-    for some in q.transpose(1, 2).split(rows, dim=2):
-        weights = torch.matmul(some * q.shape[-1] ** -0.5, keys).softmax(dim=-1)
+    for number, some in enumerate(q.transpose(1, 2).split(rows, dim=2)):
+        scores = torch.matmul(some * q.shape[-1] ** -0.5, keys)
+        if seen is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            visible = seen(number * rows, number * rows + some.shape[2])
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
         parts.append(torch.matmul(weights, values))
     return torch.cat(parts, dim=2).transpose(1, 2)
 

@@ -34,7 +34,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     name = "video"
     title = "Video diffusion step"
     axes = AXES
-    variants = ("step",)
+    variants = ("step", "sparse-step")
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
         """The transformer's prediction, the next latents, and rows of the first layer's attention."""
@@ -69,7 +69,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         from attnbench.workloads.video.oracle import evaluate
 
         self._known(variant)
-        return evaluate(inputs, dtype=dtype)
+        return evaluate(inputs, dtype=dtype, variant=variant)
 
     def expected_errors(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw
@@ -78,7 +78,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         from attnbench.workloads.video.rounding import expected_errors
 
         self._known(variant)
-        return expected_errors(inputs)
+        return expected_errors(inputs, variant)
 
     def draw(self, case: VideoCase, *, seed: int, max_bytes: int) -> Draw:
         """Everything."""
@@ -97,10 +97,13 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         """What a model answers whose attention was taken out, or hides the keys behind a query."""
         import torch
 
-        from attnbench.workloads.video.oracle import causal, evaluate, nothing
+        from attnbench.models.video.attention import plain
+        from attnbench.workloads.video.oracle import DENSE, causal, evaluator, nothing
 
-        yield "attention that adds nothing", evaluate(inputs, dtype=torch.float32, attend=nothing)
-        yield "a causal mask, which a video has not", evaluate(inputs, dtype=torch.float32, attend=causal)
+        yield "attention that adds nothing", evaluator(inputs, dtype=torch.float32, attend=nothing)()
+        yield "a causal mask, which a video has not", evaluator(inputs, dtype=torch.float32, attend=causal)()
+        if variant != DENSE:
+            yield "a block map that is not read", evaluator(inputs, dtype=torch.float32, attend=plain)()
 
     def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:
         """Fewer frames; None where there is one."""

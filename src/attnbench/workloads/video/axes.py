@@ -13,6 +13,8 @@ from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of, precision
 from attnbench.workloads.given_files import known_as
 from attnbench.workloads.hstu.axes import parse_count
+from attnbench.workloads.sparse.axes import parse_density, parse_pattern
+from attnbench.workloads.sparse.case import ACCEPTED_DENSITY, ACCEPTED_PATTERN, BLOCKS
 from attnbench.workloads.video.case import COMPILE
 
 
@@ -49,6 +51,10 @@ AXES = (
     Axis("compile", one_of(*COMPILE), f"of the transformer: {', '.join(COMPILE)}", "none"),
     Axis("generations", parse_count, "whole generations after the samples", 1),
     Axis("warm_ups", parse_count, "generations of ten steps before those", 2),
+    Axis("pattern", parse_pattern, f"of the block map of sparse rows: {ACCEPTED_PATTERN}", "random"),
+    Axis("density", parse_density, f"share of a row's blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3",
+         None),
+    Axis("block", one_of(*BLOCKS), f"queries x keys of a block: {', '.join(BLOCKS)}", BLOCKS[0]),
     Axis("weights", parse_folder, "a local folder of diffusers with transformer, vae and scheduler; default: random "
          "weights", None),
     Axis("prompt", parse_file, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "

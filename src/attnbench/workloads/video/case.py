@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attnbench.errors import UsageError, refusal, unknown
-from attnbench.models.video.config import WHO, VideoModel, model_of
-from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.models.video.config import PATCH, WHO, VideoModel, model_of
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
+from attnbench.workloads.sparse.case import BLOCKS, SparseCase
 
 COMPILE = ("none", "default", "max-autotune-no-cudagraphs")
 DEFAULT_MODEL = "cogvideox-2b"
@@ -50,6 +51,10 @@ class VideoCase:
     "whole ones after the samples"
     warm_ups: int = 2
     "generations of ten steps before those"
+    pattern: str = "random"
+    "of the block map of sparse rows, the same one in all layers, as of `sparse.case.SparseCase`; other rows see all"
+    density: float | None = None
+    block: str = BLOCKS[0]
     weights: str | None = None
     "name and hash of a local folder of diffusers (`given_files`); None: random weights"
     prompt: str | None = None
@@ -104,6 +109,24 @@ class VideoCase:
         return self.config.tokens(*self.shape)
 
     @property
+    def attention(self) -> AttentionCase:
+        """The attention of one layer as a case of the workload `attention`."""
+        return AttentionCase(batch=self.batch, seqlen=self.tokens, nheads=self.config.heads, headdim=self.config.dim,
+                             dtype=self.dtype)
+
+    @property
+    def sparse(self) -> SparseCase:
+        """The attention of one layer of sparse rows.
+
+        Raises:
+            UsageError: pattern, density or block do not go with the tokens.
+        """
+        frames, rows, columns = self.config.latents(*self.shape)
+        return SparseCase(batch=self.batch, seqlen=self.tokens, nheads=self.config.heads, headdim=self.config.dim,
+                          dtype=self.dtype, block=self.block, pattern=self.pattern, density=self.density,
+                          grid=f"{frames}:{rows // PATCH}:{columns // PATCH}")
+
+    @property
     def latents(self) -> tuple[int, ...]:
         """Shape of the latents of one video, as the transformer takes them."""
         count, rows, columns = self.config.latents(*self.shape)
@@ -117,6 +140,9 @@ class VideoCase:
                  f"g{self.guidance:g}".replace(".", "_"), self.dtype]
         parts += [f"compile_{self.compile}"] if self.compile != "none" else []
         parts += [f"n{self.generations}w{self.warm_ups}"] if (self.generations, self.warm_ups) != (1, 2) else []
+        map_ = (self.pattern, self.density, self.block)
+        parts += ["-".join(str(one).replace("@", "_") for one in map_ if one is not None)] if map_ != (
+            "random", None, BLOCKS[0]) else []
         for name, path in (("weights", self.weights), ("prompt", self.prompt)):
             parts += [f"{name}{hashlib.sha256(path.encode()).hexdigest()[:8]}"] if path is not None else []
         return "-".join(parts)
