@@ -246,6 +246,7 @@ def test_what_torch_says_against_a_kernel_is_passed_on(monkeypatch):
     before = switches()
     words = f"sdpa-cudnn: case={case.id} is refused by torch: cuDNN wants more.; what torch says this kernel takes"
     with pytest.raises(Unsupported) as refused:
-        all_backends()["sdpa-cudnn"]._ask(case, Call.of(case, Mask.of(case), operands.q.device), operands)
+        all_backends()["sdpa-cudnn"]._ask(case, Call.of(case, Mask.of(case), operands.q.device), operands.q, operands.k,
+                                          operands.v)
     assert str(refused.value) == words
     assert switches() == before

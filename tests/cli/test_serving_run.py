@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from attnbench.backends.base import Launch
 from attnbench.cli import main
 from attnbench.errors import UsageError
 from attnbench.suites.estimate import estimate
@@ -101,14 +100,10 @@ def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, c
     assert "Traceback" not in said.out + said.err
 
 
-def launch(found):
-    return Launch(forward=int, outputs=dict, reload=int, counters=found)
-
-
 def test_what_a_launch_counts_is_words_and_numbers():
-    assert counters("mine", launch({"requests": 8, "hit_tokens": 0.5})) == {"requests": 8.0, "hit_tokens": 0.5}
+    assert counters("mine", {"requests": 8, "hit_tokens": 0.5}) == {"requests": 8.0, "hit_tokens": 0.5}
     for wrong in ([1], {"requests": "8"}, {"requests": True}, {"a\nb": 1}, {1: 1}, {"x": float("nan")},
                   {"x": float("inf")}, {"x" * 65: 1}):
         with pytest.raises(UsageError, match=r"mine: counters") as refused:
-            counters("mine", launch(wrong))
+            counters("mine", wrong)
         assert "\n" not in str(refused.value)

@@ -88,6 +88,7 @@ def flags() -> set[str]:
 
 OTHERS = {
     "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu", "--repeats",
+    "--attention_type", "--model_path", "--runs", "--force-overwrite",
     "--batch_size", "--num_candidates", "--dataset_name", "--inference",  # the scripts of the seeds
     "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
     "--write", "--check", "--out", "--groups",  # of benchmarks/*.py

@@ -51,9 +51,10 @@ def test_a_shipped_suite_is_sound(name, device):
 
 
 def test_the_shipped_suites_are_those_the_documents_name():
-    assert suite_names() == ["compare-hstu-serving", "compare-hstu", "compare-sparse", "compare", "flash-sweep",
-                             "flash", "hstu-bsa-long", "hstu-bsa", "hstu-dense", "hstu-serving-tiers", "hstu-serving",
-                             "minimal", "overhead", "quant", "quick", "scenarios", "sparse-length", "sparse"]
+    assert suite_names() == ["compare-hstu-serving", "compare-hstu", "compare-sparse", "compare-video", "compare",
+                             "flash-sweep", "flash", "hstu-bsa-long", "hstu-bsa", "hstu-dense", "hstu-serving-tiers",
+                             "hstu-serving", "minimal", "overhead", "quant", "quick", "scenarios", "sparse-length",
+                             "sparse", "video"]
     assert case_names() == ["gpt2-small", "gpt3-large", "bert-base", "bert-large", "context-8k", "context-16k",
                             "batch-inference"]
 

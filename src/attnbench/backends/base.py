@@ -22,7 +22,7 @@ from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.workloads.base import CaseT, InputsT
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,16 @@ class Config:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A phase that is timed where it stands, inside a call of the whole."""
+
+    call: Callable[[], Any]
+    "the whole"
+    reported_ms: Callable[[], float]
+    "what the phase took in the last call; may synchronise"
+
+
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """What a session hands over: closures over tensors that are ready.  Nothing in them may synchronise."""
@@ -91,10 +101,12 @@ class Launch:
     "untimed, before a sample, for what keeps state"
     reported_ms: Callable[[], float] | None = None
     "the kernel's own figure for the last call (timer `reported`); may synchronise"
-    phases: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    "quantise, plan, predict, kernel …: parts that are also timed apart"
+    phases: Mapping[str, Callable[[], Any] | InPlace] = field(default_factory=dict)
+    "quantise, plan, predict, kernel …: parts that are also timed, apart or in place"
     marked: Callable[[Callable[[str], AbstractContextManager[Any]]], None] | None = None
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
+    whole: Callable[[], Mapping[str, float]] | None = None
+    "carried out once after all samples, such as a generation of many steps: further counters for the record"
     executed_flops: int | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
@@ -145,6 +157,10 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "the first call compiles for seconds"
     references: ClassVar[tuple[str, ...]] = ()
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
+    carries: ClassVar[tuple[str, ...]] = ()
+    "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
+    aliases: ClassVar[Mapping[str, str]] = {}
+    "of backends that it carries: further names, and the name that each means"
     tested: ClassVar[str | None] = None
     "card and versions it ran on; None is listed as untested"
 
@@ -203,6 +219,19 @@ class Backend(ABC, Generic[CaseT, InputsT]):
             return importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
             return None
+
+    def attend(self, case: CaseT, device: device) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """The kernel as a function, for who has tensors of their own: a model with this attention in its layers.
+
+        Args:
+            case: dense and in mode fwd; one that `check` accepts.
+            device: of the tensors.
+
+        Returns:
+            ``out = fn(q, k, v)``, all [B, S, H, D] of any strides but the last, out a new tensor; None where only a
+            session can run the kernel, on tensors of its own.
+        """
+        return None
 
     @abstractmethod
     def session(self, case: CaseT, inputs: InputsT) -> AbstractContextManager[Launch]:

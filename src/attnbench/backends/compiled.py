@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function with a code object of its own, by which torch.compile keeps what it compiled."""
+    assert isinstance(function, types.FunctionType)
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None,
+                              function.__closure__)
+
+
 def compiled_alone(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compile a function for one shape, sharing no cache of compiled shapes with any other.
 
@@ -20,9 +27,7 @@ def compiled_alone(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     import torch
     from torch._functorch import config
 
-    alone = types.FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None,
-                               attend.__closure__)
-    compiled: Callable[..., Tensor] = torch.compile(alone, fullgraph=True, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(with_own_code(attend), fullgraph=True, dynamic=False)
     first = True
 
     def call(*operands: Tensor) -> Tensor:

@@ -24,6 +24,14 @@ Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 """out = fn(q, k, v), all in the library's layout."""
 
 
+def rows_first(fn: Attention) -> Attention:
+    """A function of [B, H, S, D] as one of [B, S, H, D], by views alone."""
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fn(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+    return attend
+
+
 def launch(
     call: Callable[[], Tensor], leaves: Mapping[str, Tensor], dout: Tensor | None, *, mode: str,
     load: Callable[[Any], None], canonical: Callable[[Tensor], Tensor] = lambda x: x,

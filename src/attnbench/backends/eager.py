@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
-from attnbench.backends.differentiable import differentiable
+from attnbench.backends.differentiable import differentiable, rows_first
 from attnbench.backends.mask import Mask
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
+    from attnbench.backends.differentiable import Attention
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
 
@@ -33,13 +34,22 @@ class Eager(DenseBackend):
     limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
                     backward=True)
 
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`."""
+        return rows_first(self._function(case, device))
+
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; the mask is made once."""
+        yield differentiable(self._function(case, inputs.q.device), case, inputs, heads_first=True)
+
+    @staticmethod
+    def _function(case: AttentionCase, device: device) -> Attention:
+        """Attention on tensors [B, H, S, D]."""
         import torch
 
         mask = Mask.of(case)
-        visible = mask.visible(inputs.q.device)
+        visible = mask.visible(device)
         hidden = None if visible is None else visible.logical_not_()
         scale = case.scale
         repeats = case.group_size
@@ -55,4 +65,4 @@ class Eager(DenseBackend):
                 weights = weights.masked_fill(hidden, 0.0)
             return weights @ v
 
-        yield differentiable(attend, case, inputs, heads_first=True)
+        return attend

@@ -21,7 +21,7 @@ from attnbench.backends.mask import Mask
 from attnbench.errors import Unavailable, Unsupported, refusal
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
@@ -44,13 +44,18 @@ class FlashBackend(DenseBackend):
         if not any(map(module_exists, self.modules)):
             raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
 
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`."""
+        return self._bind(case, None)
+
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors in the workload's own layout, dense or packed."""
-        module = importlib.import_module(next(filter(module_exists, self.modules)))
-        yield differentiable(self._bind(module, case, inputs), case, inputs)
+        yield differentiable(self._bind(case, inputs), case, inputs)
 
-    def _bind(self, module: Any, case: AttentionCase, inputs: AttentionInputs) -> Attention:
+    def _bind(self, case: AttentionCase, inputs: AttentionInputs | None) -> Attention:
+        """The package's function for a case; `inputs` are needed where it is packed."""
+        module: Any = importlib.import_module(next(filter(module_exists, self.modules)))
         mask = Mask.of(case)
         function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func
         arguments: dict[str, Any] = {"softmax_scale": case.scale, "causal": mask.causal}

@@ -17,6 +17,9 @@ from attnbench.backends.our_triton import OurTriton
 from attnbench.workloads.attention.case import AttentionCase
 
 if TYPE_CHECKING:
+    from torch import device
+
+    from attnbench.backends.differentiable import Attention
     from attnbench.kernels.flash.config.space import Shape
     from attnbench.kernels.shared.family import Family
     from attnbench.workloads.attention.inputs import AttentionInputs
@@ -45,6 +48,12 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=4 if case.dtype == "fp32" else 2,
                      seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed,
                      right=case.causal or (case.window or (-1, -1))[1] >= 0, capability=capability)
+
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`."""
+        from attnbench.backends.flash_triton_call import function_of
+
+        return function_of(case, "" if self.config is None else self.config.short)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:

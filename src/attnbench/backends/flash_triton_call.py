@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
 from attnbench.backends.buffers import Buffers
@@ -11,8 +11,35 @@ from attnbench.backends.buffers import Buffers
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.backends.differentiable import Attention
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
+
+
+def function_of(case: AttentionCase, short: str) -> Attention:
+    """The forward as a function of tensors [B, S, H, D] that lie in rows; its results are new tensors."""
+    import torch
+
+    from attnbench.kernels.flash import api as kernels
+    from attnbench.kernels.flash.config.family import FAMILY
+
+    said = FAMILY.split(short) if short else {}
+    known: dict[tuple[object, ...], tuple[Any, Any]] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shapes = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
+        if shapes not in known:
+            problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale)
+            known[shapes] = problem, (kernels.parse(said["forward"]) if "forward" in said
+                                      else kernels.default_forward(q, k, v, problem))
+        problem, config = known[shapes]
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+        lse = torch.empty(kernels.lse_shape(q, problem), dtype=torch.float32, device=q.device)
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            kernels.launch_forward(q, k, v, out, lse, problem, config)
+        return out
+
+    return attend
 
 
 class FlashSession(Buffers):

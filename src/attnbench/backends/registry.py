@@ -183,6 +183,28 @@ def parse_selector(text: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
+def carried(selector: str, backends: Mapping[str, Backend], workload: str | None) -> str:
+    """The same backend inside the one of the workload that carries it; `selector` itself where none does.
+
+    ``flash-triton[m128n128]`` is ``video[flash-triton:m128n128]`` where a backend `video` carries it.
+    """
+    name, short = parse_selector(selector)
+    for one in backends.values():
+        if one.workload != workload:
+            continue
+        name = one.aliases.get(name, name) if name not in backends else name
+        if name in backends and backends[name].workload in one.carries:
+            return f"{one.name}[{name}]" if short is None else f"{one.name}[{name}:{short}]"
+    return selector
+
+
+def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | None) -> list[str]:
+    """Rows of the backends that a wildcard means among those carried by one of the workload."""
+    carriers = [one for one in backends.values() if one.workload == workload]
+    return [f"{one.name}[{name}]" for one in carriers for name, backend in backends.items()
+            if backend.workload in one.carries and fnmatchcase(name, pattern)]
+
+
 def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
     for selector in (part for text in selectors for part in split_selectors(text)):
@@ -190,9 +212,15 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
         if name not in ours and f"{workload}-{name}" in ours:  # the workload's name may be left out
             name = f"{workload}-{name}"
             selector = name if short is None else f"{name}[{short}]"
+        elif name not in ours and name != "all" and not has_wildcard(name):
+            selector = carried(selector, backends, workload)
+            name, short = parse_selector(selector)
         pattern = "*" if name == "all" else name
         if has_wildcard(pattern):
             matching = [one for one in ours if fnmatchcase(one, pattern)]
+            if workload is not None and short is None:
+                matching = [one for one in matching if not backends[one].carries or pattern != "*"]
+                matching += _carried_by(pattern, backends, workload)
             several = short is not None and not has_wildcard(short)
             if not matching or several:
                 wrong = "takes no configuration" if several else "matches no backend"

@@ -23,6 +23,9 @@ from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
+    from torch import device
+
+    from attnbench.backends.differentiable import Attention
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
 
@@ -61,15 +64,22 @@ class Sage1(DenseBackend):
         harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
         return Budget(relative=max(0.5, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
 
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`; k is changed in place."""
+        return self._function(case, None)
+
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, S, H, D], which the library calls NHD, or packed [T, H, D]."""
+        yield differentiable(self._function(case, inputs), case, inputs, notes=("subtracts the mean of K in place",))
+
+    @staticmethod
+    def _function(case: AttentionCase, inputs: AttentionInputs | None) -> Attention:
+        """The library's function for a case; `inputs` are needed where it is packed."""
         library = importlib.import_module("sageattention")
         common = {"is_causal": Mask.of(case).causal, "sm_scale": case.scale}
-        if case.packed:
-            attend = partial(library.sageattn_varlen, cu_seqlens_q=inputs.cu_seqlens_q,
+        if inputs is not None and case.packed:
+            return partial(library.sageattn_varlen, cu_seqlens_q=inputs.cu_seqlens_q,
                              cu_seqlens_k=inputs.cu_seqlens_k, max_seqlen_q=inputs.max_seqlen_q,
                              max_seqlen_k=inputs.max_seqlen_k, **common)
-        else:
-            attend = partial(library.sageattn, tensor_layout="NHD", **common)
-        yield differentiable(attend, case, inputs, notes=("subtracts the mean of K in place",))
+        return partial(library.sageattn, tensor_layout="NHD", **common)

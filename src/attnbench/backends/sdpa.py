@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
-from attnbench.backends.differentiable import Operands
+from attnbench.backends.differentiable import Operands, rows_first
 from attnbench.backends.mask import Mask
 from attnbench.backends.sdpa_call import Call, choice
 
 if TYPE_CHECKING:
+    from torch import device
+
+    from attnbench.backends.differentiable import Attention
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
 
@@ -44,14 +47,20 @@ class Sdpa(DenseBackend):
         limits = self.limits if machine.device == "cpu" else replace(self.limits, empty_rows=False)
         limits.check(self.name, case, machine)
 
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`."""
+        return rows_first(self._call(case, device).attend())
+
+    @staticmethod
+    def _call(case: AttentionCase, device: device) -> Call:
+        mask = Mask.of(case)
+        if mask.causal and not mask.square and device.type == "cuda":
+            return Call.bottom_right(case, mask)
+        return Call.of(case, mask, device)
+
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; a mask, where one is needed, is made once."""
         operands = Operands(case, inputs, heads_first=True)
-        mask = Mask.of(case)
-        on_gpu = operands.q.device.type == "cuda"
-        if mask.causal and not mask.square and on_gpu:
-            call = Call.bottom_right(case, mask)
-        else:
-            call = Call.of(case, mask, operands.q.device)
+        call = self._call(case, operands.q.device)
         yield operands.launch(call.attend(), notes=(f"torch chose {choice(call, operands)}", *call.notes))

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from attnbench.backends.base import Launch
 from attnbench.backends.dense import DenseBackend
-from attnbench.backends.differentiable import Attention, Operands
+from attnbench.backends.differentiable import Attention, Operands, rows_first
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
-    from torch import device
+    from torch import Tensor, device
 
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
@@ -89,7 +89,7 @@ def choice(call: Call, operands: Operands) -> str:
     bias = call.bias
     if call.lower_right:  # torch's bias tries these two before it becomes a tensor
         for kernel in ("flash", "mem_efficient"):
-            if _accepts(kernel, call, operands):
+            if _accepts(kernel, call, q, k, v):
                 return {"flash": "FLASH_ATTENTION", "mem_efficient": "EFFICIENT_ATTENTION"}[kernel]
         bias = call.bias._materialize(q.device)
     number = torch._fused_sdp_choice(q, k, v, attn_mask=bias, is_causal=call.is_causal, enable_gqa=call.gqa)
@@ -127,6 +127,33 @@ class PinnedSdpa(DenseBackend):
     native_bottom_right: ClassVar[bool] = False
     "on a GPU the kernel itself can align its causal mask to the bottom right"
 
+    def attend(self, case: AttentionCase, device: device) -> Attention:
+        """As of `Backend`; torch is asked in the first call.
+
+        Raises:
+            Unsupported: in that call, where the kernel does not take its tensors; with torch's own reason.
+        """
+        call = self._call(case, device)
+        run, asked = pinned(self.kernel, call.attend()), not self._asks(device)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            nonlocal asked
+            if not asked:
+                self._ask(case, call, q, k, v)
+                asked = True
+            return run(q, k, v)
+
+        return rows_first(attend)
+
+    def _asks(self, device: device) -> bool:
+        return device.type == "cuda" and self.kernel != "math"
+
+    def _call(self, case: AttentionCase, device: device) -> Call:
+        mask = Mask.of(case)
+        if mask.causal and not mask.square and device.type == "cuda" and self.native_bottom_right:
+            return Call.bottom_right(case, mask)
+        return Call.of(case, mask, device)
+
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Tensors [B, H, S, D]; torch is asked once, untimed, whether the kernel takes them.
@@ -135,24 +162,21 @@ class PinnedSdpa(DenseBackend):
             Unsupported: it does not; with torch's own reason.
         """
         operands = Operands(case, inputs, heads_first=True)
-        mask = Mask.of(case)
-        on_gpu = operands.q.device.type == "cuda"
-        if mask.causal and not mask.square and on_gpu and self.native_bottom_right:
-            call = Call.bottom_right(case, mask)
-        else:
-            call = Call.of(case, mask, operands.q.device)
-        if on_gpu and self.kernel != "math":
-            self._ask(case, call, operands)
+        call = self._call(case, operands.q.device)
+        if self._asks(operands.q.device):
+            self._ask(case, call, operands.q, operands.k, operands.v)
         yield operands.launch(pinned(self.kernel, call.attend()), notes=call.notes)
 
-    def _ask(self, case: AttentionCase, call: Call, operands: Operands) -> None:
+    def _ask(self, case: AttentionCase, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         reasons: list[str] = []
-        if not pinned(self.kernel, _accepts)(self.kernel, call, operands, reasons):
+        if not pinned(self.kernel, _accepts)(self.kernel, call, q, k, v, reasons):
             raise Unsupported(refusal(self.name, "case", case.id, f"is refused by torch: {' '.join(reasons)}",
                                       "what torch says this kernel takes"))
 
 
-def _accepts(kernel: str, call: Call, operands: Operands, reasons: list[str] | None = None) -> bool:
+def _accepts(
+    kernel: str, call: Call, q: Tensor, k: Tensor, v: Tensor, reasons: list[str] | None = None
+) -> bool:
     """Ask torch whether a fused kernel takes these tensors; its warnings are the reasons."""
     import torch
 
@@ -160,7 +184,7 @@ def _accepts(kernel: str, call: Call, operands: Operands, reasons: list[str] | N
     can_use: Callable[..., bool] = {"flash": cuda.can_use_flash_attention, "cudnn": cuda.can_use_cudnn_attention,
                                     "mem_efficient": cuda.can_use_efficient_attention}[kernel]
     bias = None if call.lower_right else call.bias
-    params = cuda.SDPAParams(operands.q, operands.k, operands.v, bias, 0.0, call.is_causal, call.gqa)
+    params = cuda.SDPAParams(q, k, v, bias, 0.0, call.is_causal, call.gqa)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         accepted = can_use(params, reasons is not None)

@@ -25,6 +25,11 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)
+    group = parser.add_argument_group("capture", "Of the suite video: tensors of the attention of a generation.")
+    group.add_argument("--capture", metavar="DIR", help=(
+        "keep q, k and v of the baseline's generation there, a safetensors file a layer and step (default: none)"))
+    group.add_argument("--capture-layers", metavar="LIST", default="0", help="of the model, from 0 (default: 0)")
+    group.add_argument("--capture-steps", metavar="LIST", default="1", help="of the generation, from 1 (default: 1)")
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)
     parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
@@ -38,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.report.table import Tables
 
     view = flags.view_of(args, "attnbench run")
+    if args.capture is not None:
+        from attnbench.workloads.video.capture import ask
+
+        ask("attnbench run", args.capture, args.capture_layers, args.capture_steps)
     suite = DEFAULT if args.suite is None else args.suite
     done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite),
                             lambda console: Tables(console, view))

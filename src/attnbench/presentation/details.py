@@ -1,4 +1,4 @@
-"""Tables beside the headline: what rows serve, how good predicted maps are, each timer, each phase."""
+"""Tables beside the headline: what rows serve or generate, predicted maps, each timer, each phase."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.reconcile import reconciled
 from attnbench.presentation.serving import serving
 from attnbench.presentation.sparse import maps
+from attnbench.presentation.video import video
 from attnbench.record import Record, Run, Time
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
-    """What rows that serve, predicted maps, `--timer all` and launches with phases add to a case."""
-    explained = reconciled(title, records, run.settings.baseline)
-    return [*serving(title, records), *maps(title, records), *explained, *_timers(run, title, records),
+    """What rows that serve or generate, predicted maps, `--timer all` and phases add to a case."""
+    baseline = run.settings.baseline
+    return [*serving(title, records), *maps(title, records), *video(title, records, baseline),
+            *reconciled(title, records, baseline), *_timers(run, title, records),
             *_phases(run, title, records)]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from attnbench.errors import UsageError, refusal
 
 ATTENTION, MATMUL, COPY, ADD = "attention", "matmul", "copy", "elementwise add"
-NORMALISATION, EMBEDDING, MEMORY_COPY, IDLE, OTHER = "normalisation", "embedding", "memory copy", "idle", "other"
-ORDER = (ATTENTION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, OTHER, MEMORY_COPY, IDLE)
+NORMALISATION, EMBEDDING, ELEMENTWISE = "normalisation", "embedding", "elementwise"
+MEMORY_COPY, IDLE, OTHER = "memory copy", "idle", "other"
+ORDER = (ATTENTION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, ELEMENTWISE, OTHER, MEMORY_COPY, IDLE)
 """In tables; a user's own categories come before `other`."""
 
 SHIPPED = Path(__file__).with_name("categories.toml")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described
 from attnbench.backends.registry import (
+    carried,
     has_wildcard,
     is_skipped,
     parse_selector,
@@ -88,14 +89,21 @@ def choose(
         named = selector.partition("[")[0]
         wild = named == "all" or has_wildcard(named)
         meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
-        runs = [one for one in meant if not wild or kind in known[parse_selector(one)[0]].devices]
+        runs = [one for one in meant if not wild or kind in _kernel(one, known).devices]
         asked[selector] = tuple(one if _may_expand(one, known, kind) else parse_selector(one)[0] for one in runs)
-    dropped = tuple(select(skip, backends=known)) if skip else ()
+    left_out = select(skip, backends=known) if skip else []
+    dropped = tuple(dict.fromkeys(name for one in left_out for name in (one, carried(one, known, suite.workload))))
     if all(is_skipped(one, dropped) for meant in asked.values() for one in meant):
         wrong = f"leaves nothing to run on {kind}"
         raise NothingToRun(refusal(suite.who, "backends", ",".join(selectors), wrong, "see `attnbench list backends`"))
     wanted = baseline or suite.baseline
     return Chosen(asked, known, None if wanted is None else _one(suite, wanted, known, kind), dropped)
+
+
+def _kernel(selector: str, known: Mapping[str, Backend]) -> Backend:
+    """Whose kernel a row runs: of ``video[sdpa]`` that of `sdpa`."""
+    name, short = parse_selector(selector)
+    return known.get(short or name, known[name]) if known[name].carries else known[name]
 
 
 def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:

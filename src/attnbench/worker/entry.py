@@ -110,13 +110,12 @@ def executed_flops(name: str, launch: Launch) -> int | None:
     return count
 
 
-def counters(name: str, launch: Launch) -> dict[str, float]:
+def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
     """What a launch counts, by name.
 
     Raises:
         UsageError: a name that is no word, or what is no finite number.
     """
-    found = launch.counters
     if not isinstance(found, Mapping):
         raise UsageError(refusal(name, "counters", repr(found)[:80], "is no mapping", "names and numbers"))
     for key, value in found.items():

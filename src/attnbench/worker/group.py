@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Machine
@@ -37,6 +38,7 @@ from attnbench.worker.entry import (
 )
 from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
 from attnbench.worker.parts import joined, moved, rounds_taken
+from attnbench.worker.phases import carried_out_whole, timed_phases
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -344,19 +346,22 @@ class GroupRun(GroupEnds):
         """Look at the outputs once more, time the phases, and write the record."""
         launch, builder = entry.launch, entry.builder
         assert launch is not None
+        announce = partial(self.page.say, entry.index)
         try:
             outcome = self._examined(recheck, entry, "check: after timing")
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             with globals_kept([builder], "by its phases: "):
-                phases = {} if entry.repeated else self._phases(entry)
+                phases = {} if entry.repeated else timed_phases(
+                    entry, self.case.mode, self.settings, self.device, announce)
+                whole = {} if entry.repeated else carried_out_whole(entry, announce, self.device)
             outcome = self._inputs_kept("by its phases")
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             builder.executed_flops = executed_flops(builder.name, launch)
-            builder.counters = {**builder.counters, **counters(builder.name, launch)}
+            builder.counters = {**builder.counters, **counters(builder.name, launch.counters), **whole}
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
@@ -377,20 +382,3 @@ class GroupRun(GroupEnds):
         self._tell(entry, record)
         self._fit_for_others(entry.index, "phase", builder)
         return record
-
-    def _phases(self, entry: Entry) -> dict[str, Any]:
-        launch, settings = entry.launch, self.settings
-        if launch is None or not launch.phases:
-            return {}
-        subjects = [Subject(name=name, call=call, reset=launch.reset) for name, call in launch.phases.items()]
-        for subject in subjects:
-            self.page.say(entry.index, f"phase {subject.name}")
-            subject.call()
-        synchronize(self.device)
-        plan = Plan(timer="wall" if settings.timer in ("auto", "all") else settings.timer, l2=settings.l2,
-                    warmup=settings.warmup, iterations=settings.iterations, rel_ci=settings.rel_ci,
-                    max_seconds=settings.max_seconds / 4, seed=settings.seed)
-        group = sample(subjects, device=self.device, plan=plan,
-                       announce=lambda index, phase: self.page.say(entry.index, phase))
-        entry.run_once(self.case.mode)
-        return {timing.name: to_time(timing) for timing in group.timings}

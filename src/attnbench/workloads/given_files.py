@@ -27,47 +27,59 @@ def is_known(text: str) -> bool:
     return bool(NAMED.fullmatch(text))
 
 
-def known_as(text: str) -> str:
+def known_as(text: str, *, kind: str = "file") -> str:
     """Find a file by its path, or by what this function returned before, and say its name and hash.
+
+    Args:
+        text: path, or name and hash.
+        kind: file or folder; the hash of a folder is that of the names and sizes of its files.
 
     Raises:
         ValueError: it is not there, cannot be read or is another than was meant.
     """
     path, _, digest = text.rpartition("@") if "@" in text else (text, "", "")
-    place = _place(Path(path).expanduser(), digest)
+    place = _place(Path(path).expanduser(), digest, kind)
     if place is None:
-        raise ValueError("a file that is there" + (f", with the SHA-256 {digest}…" if digest else ""))
+        raise ValueError(f"a {kind} that is there" + (f", with the SHA-256 {digest}…" if digest else ""))
     if any(letter.isspace() or letter in "@," for letter in place.name):
-        raise ValueError("a file whose name has no blank, comma or @")
+        raise ValueError(f"a {kind} whose name has no blank, comma or @")
     known = os.environ.get(VARIABLE, "").split(os.pathsep)
     if str(place) not in known:
         os.environ[VARIABLE] = os.pathsep.join([one for one in known if one] + [str(place)])
-    return f"{place.name}@{digest or _digest(place, place.stat().st_mtime_ns)}"
+    return f"{place.name}@{digest or _hash_of(place)}"
 
 
-def path_of(who: str, field: str, name: str) -> Path:
-    """Where a file lies that `known_as` named.
+def path_of(who: str, field: str, name: str, *, kind: str = "file") -> Path:
+    """Where a file or folder lies that `known_as` named.
 
     Raises:
         UsageError: it is not there any more.
     """
     plain, _, digest = name.rpartition("@")
-    place = _place(Path(plain), digest)
+    place = _place(Path(plain), digest, kind)
     if place is None:
-        raise UsageError(refusal(who, field, name, "is not there", "a file with this name and SHA-256",
+        raise UsageError(refusal(who, field, name, "is not there", f"a {kind} with this name and SHA-256",
                                  "put it in the current folder, or give its path"))
     return place
 
 
-def _place(path: Path, digest: str) -> Path | None:
+def _place(path: Path, digest: str, kind: str) -> Path | None:
     known = [Path(one) for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
     for place in (path, *(one for one in reversed(known) if one.name == path.name)):
         try:
-            if place.is_file() and (not digest or _digest(place, place.stat().st_mtime_ns) == digest):
+            there = place.is_dir() if kind == "folder" else place.is_file()
+            if there and (not digest or _hash_of(place) == digest):
                 return place.resolve()
         except OSError:
             continue
     return None
+
+
+def _hash_of(path: Path) -> str:
+    if path.is_file():
+        return _digest(path, path.stat().st_mtime_ns)
+    files = sorted((str(one.relative_to(path)), one.stat().st_size) for one in path.rglob("*") if one.is_file())
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:DIGITS]
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,157 @@
+"""``video[NAME]``: a denoising step of a video model with any backend for attention, dense or sparse, in its layers.
+
+`--backends NAME` means that row, as does each of the seeds' names.  The model's own code calls one function for the
+attention of every layer (`models/video/attention.py`); who has such a function (`Backend.attend`) takes the
+projections as they lie, and for the others they are copied into a session's inputs and the result out of it.  Without a
+name the attention is torch's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Backend, Budget, Config, Launch, Machine, module_exists
+from attnbench.backends.registry import all_backends
+from attnbench.dtypes import DTYPES
+from attnbench.errors import Unavailable, Unsupported, UsageError, refusal, unknown
+
+if TYPE_CHECKING:
+    from attnbench.workloads.video.case import VideoCase
+    from attnbench.workloads.video.inputs import VideoInputs
+
+DEFAULT = "sdpa"
+GIB = 2**30
+VAE_BYTES = 6 * GIB
+"Held and used to decode tile by tile, at any size of the video."
+
+
+class Video(Backend["VideoCase", "VideoInputs"]):
+    """The step is diffusers' model in a loop of ours, its attention another backend's."""
+
+    name = "video"
+    workload = "video"
+    variant = "step"
+    title = "Denoising step, any attention backend in it"
+    install = "pip install attnbench[video]"
+    distribution = "diffusers"
+    devices = ("cpu", "cuda")
+    compiles = True
+    carries = ("attention", "sparse")
+    # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
+    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8"}  # noqa: RUF012 (declared ClassVar)
+
+    @property
+    def inner(self) -> Backend:
+        """Whose attention it is."""
+        if self.config is None:
+            return all_backends()[DEFAULT]
+        found = all_backends()[self.config.values["attention"]]
+        config = self.config.values["config"]
+        return found if config is None else type(found)(config)
+
+    def configs(self, case: VideoCase) -> Iterable[Config]:
+        """Every backend of the workloads `attention` and `sparse`."""
+        return [Config(name, {"attention": name, "config": None}) for name, one in all_backends().items()
+                if one.workload in self.carries]
+
+    def config_of(self, short: str, case: VideoCase | None) -> Config:
+        """A backend's name, one of the seeds', or with a launch configuration ``NAME:short-form``.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        name, _, config = short.partition(":")
+        name, known = self.aliases.get(name, name), all_backends()
+        names = [one for one, backend in known.items() if backend.workload in self.carries]
+        if name not in names:
+            raise unknown(self.name, "attention", name, names)
+        found = known[name].config_of(config, problem_of(known[name], case)) if config and case is not None else None
+        return Config(f"{name}:{config}" if config else name, {"attention": name, "config": found})
+
+    def probe(self) -> None:
+        """Ask for diffusers and for the backend's library.
+
+        Raises:
+            Unavailable: one is not installed.
+        """
+        if not module_exists("diffusers"):
+            raise Unavailable(f"{self.name}: module=diffusers is not installed; {self.install}")
+        self.inner.probe()
+
+    def version(self) -> str | None:
+        """Of diffusers."""
+        return super().version()
+
+    def check(self, case: VideoCase, machine: Machine) -> None:
+        """Refuse what the backend does not take, and what memory has no room for.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        inner, needed = self.inner, memory_bytes(case)
+        if machine.device not in inner.devices:
+            raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
+                                      " and ".join(inner.devices)))
+        inner.check(problem_of(inner, case), machine)
+        if machine.memory_bytes is not None and needed > machine.memory_bytes:
+            fits = next((frames for frames in range(case.frames - 4, 0, -4)
+                         if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes), None)
+            raise Unsupported(refusal(
+                self.name, "frames", case.frames, f"at {case.height}x{case.width} takes about "
+                f"{needed / GIB:.0f} GiB of memory, {machine.memory_bytes / GIB:.0f} GiB are there",
+                f"at most {fits}" if fits else "a smaller height and width"))
+
+    def budget(self, case: VideoCase) -> Budget:
+        """That of the backend for a layer's attention."""
+        return self.inner.budget(problem_of(self.inner, case))
+
+    def variant_of(self, case: VideoCase) -> str:
+        """Of a sparse row what a model with its map in all layers computes."""
+        return "sparse-step" if self.inner.workload == "sparse" else self.variant
+
+    @contextmanager
+    def session(self, case: VideoCase, inputs: VideoInputs) -> Iterator[Launch]:
+        """A transformer of its own modules, which shares the weights."""
+        from attnbench.backends.video_attention import attention_of
+        from attnbench.backends.video_session import VideoSession
+
+        inner = self.inner
+        with attention_of(inner, problem_of(inner, case), inputs.latents.device) as attention:
+            session = VideoSession(case, inputs, attention, name=self.config.short if self.config else DEFAULT)
+            yield session.launch(self._kept(case))
+
+    def _kept(self, case: VideoCase) -> dict[str, float]:
+        """Of a sparse row the share of the visible pairs that its map keeps."""
+        from attnbench.workloads.sparse.work import density
+
+        if self.inner.workload == "attention":
+            return {}
+        share = density(case.sparse)
+        return {"density": share, "actual_sparsity": 1 - share}
+
+
+def problem_of(inner: Backend, case: VideoCase) -> Any:
+    """The attention of one layer as a case of a backend's own workload.
+
+    Raises:
+        Unsupported: there is none: the block map does not go with the tokens.
+    """
+    if inner.workload == "attention":
+        return case.attention
+    try:
+        return case.sparse
+    except UsageError as why:
+        raise Unsupported(str(why)) from None
+
+
+def memory_bytes(case: VideoCase) -> int:
+    """About what a whole generation takes: weights, activations of one layer, and the decoder."""
+    from attnbench.workloads.video.work import weights
+
+    model: Any = case.config
+    columns = 10 * model.width_of_tokens + 2 * model.feed_forward
+    vae = 0 if model.name.startswith("tiny") else VAE_BYTES
+    return DTYPES[case.dtype].bytes * (weights(model) + case.batch * case.tokens * columns) + vae

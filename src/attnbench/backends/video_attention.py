@@ -1,0 +1,51 @@
+"""How a backend for attention becomes that of a model: its function, or its session and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import Backend, Launch
+from attnbench.workloads.base import load_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+    from attnbench.models.video.attention import Exchanged, Spans
+
+COPIES = 4
+"A call's copies where a backend has no function: q, k and v into its session, and the output out of it."
+
+
+class Copied:
+    """A session fed by copies; it records how long they take."""
+
+    def __init__(self, launch: Launch, template: Any, spans: Spans) -> None:
+        self.launch, self.template, self.spans = launch, template, spans
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `models.video.attention.Attend`."""
+        launch, span, device = self.launch, self.spans.span, q.device
+        with span("copies", device):
+            launch.reload(replace(self.template, q=q.contiguous(), k=k.contiguous(), v=v.contiguous()))
+        with span("attention", device):
+            launch.forward()
+        with span("copies", device):
+            return launch.outputs()["out"].clone()
+
+
+@contextmanager
+def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exchanged]:
+    """The attention of all layers, for as long as the block runs."""
+    from attnbench.models.video.attention import Exchanged, Spans
+
+    spans = Spans()
+    function = backend.attend(problem, device)
+    if function is not None:
+        yield Exchanged(function, spans)
+        return
+    template = load_workload(backend.workload).inputs(problem, seed=0, kind="zeros", device=device)
+    with backend.session(problem, template) as launch:
+        yield Exchanged(Copied(launch, template, spans), spans, timed=False)

@@ -1,0 +1,135 @@
+"""A session of ``video[NAME]``: a denoising step is the launch, a whole generation follows after its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import InPlace, Launch
+from attnbench.backends.compiled import with_own_code
+from attnbench.backends.video_attention import COPIES, Copied
+from attnbench.errors import AttnbenchError, WorkerError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.models.video.attention import Exchanged
+    from attnbench.models.video.denoise import Predict
+    from attnbench.workloads.video.case import VideoCase
+    from attnbench.workloads.video.inputs import VideoInputs
+
+RANDOM = "random weights: times and memory hold, frames and which keys matter do not (docs/video.md)"
+
+
+class VideoSession:
+    """A model that takes the first step of a generation again and again."""
+
+    def __init__(self, case: VideoCase, inputs: VideoInputs, attention: Exchanged, *, name: str) -> None:
+        self.case, self.inputs, self.attention, self.name = case, inputs, attention, name
+        compiled = None if case.compile == "none" else partial(compile_transformer, mode=case.compile)
+        self.compiler = _Compiler() if compiled else None
+        self.denoiser, _ = inputs.denoiser(attention, compiled=compiled)
+        self.found: tuple[Tensor, Tensor] | None = None
+
+    def forward(self) -> None:
+        """One step; every layer must have called the attention.
+
+        Raises:
+            AttnbenchError: another number of calls was made.
+        """
+        import torch
+
+        self.found = self.attention.rows = None
+        before, layers = self.attention.calls, self.case.config.layers
+        with torch.no_grad():
+            self.found = self.denoiser.step(0, self.inputs.latents, self.inputs.embeds)
+        _check_calls(self.name, self.attention.calls - before, layers)
+
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Prediction, next latents and rows of the first layer's attention of the last step.
+
+        Raises:
+            WorkerError: there was none.
+        """
+        if self.found is None or self.attention.rows is None:
+            raise WorkerError("launch: outputs were asked for before forward")
+        return {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
+
+    def load(self, inputs: VideoInputs) -> None:
+        """Take other noise and embeddings."""
+        self.found, self.inputs = None, inputs
+
+    def reset(self) -> None:
+        """Bring the scheduler back to its first step."""
+        self.denoiser.begin(self.case.steps)
+
+    def launch(self, counters: Mapping[str, float] | None = None) -> Launch:
+        """What the harness calls; `counters` are further ones for the record."""
+        copies = COPIES if isinstance(self.attention.attend, Copied) else 0
+        weights = RANDOM if self.case.weights is None else "weights of a local folder"
+        notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"
+                                      ] * bool(copies)
+        return Launch(
+            forward=self.forward, outputs=self.outputs, reload=self.load, reset=self.reset, capturable=False,
+            phases={"attention": self._phase("attention")} | ({"copies": self._phase("copies")} if copies else {}),
+            whole=self.whole if self.case.generations else None, notes=tuple(notes),
+            counters={"denoising_steps": 1, "layers": self.case.config.layers, "tokens": self.case.tokens,
+                      "predictions": self.case.batch, "copies": copies * self.case.config.layers,
+                      **(counters or {})})
+
+    def _phase(self, name: str) -> InPlace:
+        spans = self.attention.spans
+
+        def call() -> None:
+            with spans.recorded():
+                self.forward()
+
+        return InPlace(call, lambda: spans.total_ms(name))
+
+    def whole(self) -> dict[str, float]:
+        """Generations as the case asks for them: their times, memory, calls, and how far their latents are.
+
+        Raises:
+            AttnbenchError: a call of the attention is missing, or a step has latents that are not finite.
+        """
+        from attnbench.workloads.video.generation import generate_all
+
+        found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
+        _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
+        graphs = {} if self.compiler is None else self.compiler.counted()
+        return {**found.counters(), **graphs}
+
+
+def _check_calls(who: str, calls: int, wanted: int) -> None:
+    if calls != wanted:
+        raise AttnbenchError(refusal(who, "attention calls", calls, "are not those of the model's layers",
+                                     f"{wanted}"))
+
+
+def compile_transformer(
+    predict: Predict, *, mode: str, compiler: str | Callable[..., object] = "inductor"
+) -> Predict:
+    """The transformer compiled in a mode of torch.compile, apart from those of other sessions."""
+    import torch
+
+    return torch.compile(
+        with_own_code(predict), mode=mode if compiler == "inductor" else None, backend=compiler, dynamic=False)
+
+
+class _Compiler:
+    """Counts what torch.compile does while a session is open."""
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        from torch._dynamo.utils import counters
+
+        return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
+
+    def counted(self) -> dict[str, float]:
+        """Graph breaks, and graphs beyond the first."""
+        breaks, graphs = (now - before for now, before in zip(self._now(), self.before, strict=True))
+        return {"graph_breaks": breaks, "recompiles": max(0, graphs - 1 - breaks)}

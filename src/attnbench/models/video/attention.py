@@ -1,0 +1,239 @@
+"""The attention of a video transformer, exchangeable: processors of ours that call one function for all layers.
+
+diffusers' own processors call torch's attention themselves (CogVideoX, for which `set_attention_backend` has no effect)
+or choose among backends by an enumeration that takes no further ones (Wan).  Ours replace them by `set_attn_processor`
+and differ from them in nothing but the function that is called, and in the layout [B, S, H, D], which is that of the
+projections: nothing is transposed before the function is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attnbench.models.video.config import VideoModel
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""out = attend(q, k, v), all [B, S, H, D], of any strides but the last; it keeps none of them."""
+
+ROWS = 64
+"Rows of the first layer's output that every call keeps, the first and the last among them."
+
+WORKSPACE = {"cuda": 2**31, "cpu": 2**28}
+"Bytes of scores that the plain evaluation stays under: it takes so many rows at a time."
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *, seen: Callable[[int, int], Tensor] | None = None) -> Tensor:
+    """Softmax attention in the precision of its inputs, some rows at a time; of the shape of q.
+
+    Args:
+        q: [B, S, H, D], as k and v.
+        k: keys.
+        v: values.
+        seen: bool [B, H, rows, keys] of the rows from one number up to another; a row that sees none is 0.
+    """
+    rows = max(1, WORKSPACE.get(q.device.type, 2**28) // (q.shape[0] * q.shape[2] * k.shape[1] * q.element_size()))
+    keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
+    parts = []
+    for number, some in enumerate(q.transpose(1, 2).split(rows, dim=2)):
+        scores = torch.matmul(some * q.shape[-1] ** -0.5, keys)
+        if seen is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            visible = seen(number * rows, number * rows + some.shape[2])
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+        parts.append(torch.matmul(weights, values))
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+class Spans:
+    """Times of named parts of a call, on the device that runs them; nothing is recorded unless it is switched on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._found: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def span(self, name: str, device: torch.device) -> Iterator[None]:
+        """Record what the block queues on the device."""
+        if not self.on:
+            yield
+            return
+        before = _now(device)
+        yield
+        self._found.append((name, before, _now(device)))
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Forget earlier spans and record those of the block."""
+        self._found.clear()
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+    def total_ms(self, name: str) -> float:
+        """Sum of the spans of a name, in ms; waits for the device."""
+        total = 0.0
+        for one, before, after in self._found:
+            if one == name and isinstance(before, float):
+                total += 1e3 * (after - before)
+            elif one == name:
+                after.synchronize()
+                total += before.elapsed_time(after)
+        return total
+
+
+def _now(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class Exchanged:
+    """The attention of one transformer: counts its calls, times them in place, shows them to whoever looks.
+
+    Some rows of the first layer's output are kept.  They are what a check can hold against an oracle: behind thirty
+    layers of random weights, whose attention is close to a mean of all values, a wrong attention hardly shows.
+    """
+
+    def __init__(self, attend: Attend, spans: Spans | None = None, *, timed: bool = True) -> None:
+        """Call `attend`; `timed` False where it records spans of its own."""
+        self.attend, self.spans, self.timed = attend, spans or Spans(), timed
+        self.calls = 0
+        self.rows: Tensor | None = None
+        "[B, up to 64, H, D] of the first layer of the last call"
+        self._index: dict[int, Tensor] = {}
+        self.look: Callable[[int, Tensor, Tensor, Tensor, Tensor], None] | None = None
+        "told the layer, q, k, v and out of every call"
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of a layer, [B, S, H, D]."""
+        self.calls += 1
+        if self.timed and self.spans.on:
+            with self.spans.span("attention", q.device):
+                out = self.attend(q, k, v)
+        else:
+            out = self.attend(q, k, v)
+        if layer == 0:
+            if out.shape[1] not in self._index:
+                self._index[out.shape[1]] = kept_rows(out.shape[1], out.device)
+            self.rows = out.index_select(1, self._index[out.shape[1]])
+        if self.look is not None:
+            self.look(layer, q, k, v, out)
+        return out
+
+
+def kept_rows(tokens: int, device: torch.device) -> Tensor:
+    """Which rows are kept of so many: evenly apart, the first and the last among them."""
+    count = min(ROWS, tokens)
+    return torch.arange(count, device=device) * (tokens - 1) // max(1, count - 1)
+
+
+_OPEN: list[Exchanged] = []
+"Those that the operator below calls by number: an operator's arguments are tensors and numbers alone."
+
+
+def opaque(attention: Exchanged) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile."""
+    number = len(_OPEN)
+    _OPEN.append(attention)
+
+    def call(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _attend(q, k, v, number, layer)
+
+    return call
+
+
+@torch.library.custom_op("attnbench::video_attention", mutates_args=())
+def _attend(q: Tensor, k: Tensor, v: Tensor, number: int, layer: int) -> Tensor:
+    # A compiler plans with the strides that `_shape_of` says.
+    return _OPEN[number](layer, q, k, v).contiguous()
+
+
+@_attend.register_fake
+def _shape_of(q: Tensor, k: Tensor, v: Tensor, number: int, layer: int) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+class CogVideoXProcessor:
+    """Attention over text and video together; of one layer."""
+
+    def __init__(self, layer: int, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.layer, self.attention = layer, attention
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of the video and of the text, [B, tokens, width] each; no mask and no rotary embedding."""
+        if attention_mask is not None or image_rotary_emb is not None:
+            raise NotImplementedError("video: a mask or a rotary embedding was given; a CogVideoX model without both")
+        text = encoder_hidden_states.shape[1]
+        tokens = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        q, k, v = (project(tokens).unflatten(2, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v))
+        q = q if attn.norm_q is None else attn.norm_q(q)
+        k = k if attn.norm_k is None else attn.norm_k(k)
+        out = self.attention(self.layer, q, k, v).flatten(2)
+        out = attn.to_out[1](attn.to_out[0](out))
+        found, video = out.split([text, out.shape[1] - text], dim=1)
+        return video, found
+
+
+class WanProcessor:
+    """Attention of video tokens to each other; cross attention to the text stays torch's own."""
+
+    def __init__(self, layer: int, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.layer, self.attention = layer, attention
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None, rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Tokens of the video and, for cross attention, of the text, [B, tokens, width] each; no mask, no image."""
+        if attention_mask is not None or attn.add_k_proj is not None:
+            raise NotImplementedError("video: a mask or an image was given; a Wan model from text without both")
+        crossing = encoder_hidden_states is not None
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(source))
+        q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (q, k, attn.to_v(source)))
+        if rotary_emb is not None:
+            q, k = _rotated(q, *rotary_emb), _rotated(k, *rotary_emb)
+        if crossing:
+            heads_first = (x.transpose(1, 2) for x in (q, k, v))
+            out = functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+        else:
+            out = self.attention(self.layer, q, k, v)
+        return attn.to_out[1](attn.to_out[0](out.flatten(2).type_as(hidden_states)))
+
+
+def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Pairs of columns turned by an angle of their row, as diffusers has it."""
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cosines[..., 0::2], sines[..., 1::2]
+    out = torch.empty_like(x)
+    out[..., 0::2] = first * cos - second * sin
+    out[..., 1::2] = first * sin + second * cos
+    return out.type_as(x)
+
+
+PROCESSORS = {"cogvideox": CogVideoXProcessor, "wan": WanProcessor}
+
+
+def exchange(
+    transformer: Any, model: VideoModel, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]
+) -> None:
+    """Have every layer of a transformer call `attention`, by diffusers' own `set_attn_processor`."""
+    make = PROCESSORS[model.family]
+    # Names such as transformer_blocks.7.attn1.processor; the number is the layer's.
+    transformer.set_attn_processor({
+        name: make(int(name.split(".")[1]), attention) for name in transformer.attn_processors})

@@ -1,0 +1,137 @@
+"""A denoising loop: guidance, a scheduler of diffusers, the decoder; nothing in a step waits for the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.models.video.build import Parts
+
+Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""prediction = predict(latents, embeddings, timesteps): the transformer, a row of the batch each."""
+
+RANGE = "Inference"
+"Name of the NVTX range around a whole generation."
+
+
+def predictor(transformer: Any) -> Predict:
+    """The transformer as a function of tensors alone."""
+    def predict(latents: Tensor, embeds: Tensor, timesteps: Tensor) -> Tensor:
+        return transformer(hidden_states=latents, encoder_hidden_states=embeds,
+                           timestep=timesteps, return_dict=False)[0]
+
+    return predict
+
+
+@dataclass(slots=True)
+class Generation:
+    """One whole generation."""
+
+    latents: Tensor
+    frames: Tensor | None
+    "[1, 3, frames, height, width], about -1 to 1; None where nothing was decoded"
+    total_s: float
+    decode_s: float
+
+
+class Denoiser:
+    """From noise to latents to frames, with one predictor."""
+
+    def __init__(self, parts: Parts, predict: Predict, *, steps: int, guidance: float, device: torch.device) -> None:
+        """Take `steps` steps; guidance over 1 computes each twice, without and with the prompt."""
+        self.parts, self.predict, self.guidance, self.device = parts, predict, guidance, device
+        self.scheduler = copy.deepcopy(parts.scheduler)
+        self.begin(steps)
+
+    @property
+    def guided(self) -> bool:
+        """Whether every step computes two predictions."""
+        return self.guidance > 1
+
+    def begin(self, steps: int) -> None:
+        """Go back to the first of so many steps; no work on the device but a copy of the time steps."""
+        self.steps = steps
+        # Held by the host: a scheduler that reads them from a device waits for it.
+        self.scheduler.set_timesteps(steps, device="cpu")
+        self.times = self.scheduler.timesteps.to(self.device)
+
+    def step(self, index: int, latents: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
+        """One step.
+
+        Args:
+            index: from 0.
+            latents: [1, …], in the precision of the model.
+            embeds: [2, tokens, columns] without and with the prompt, or [1, …] where nothing is guided.
+
+        Returns:
+            The transformer's prediction [1 or 2, …], and the next latents.
+        """
+        both = torch.cat([latents, latents]) if self.guided else latents
+        prediction = self.predict(both, embeds, self.times[index].expand(len(both)))
+        wide = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+        if self.guided:
+            without, given = wide.chunk(2)
+            wide = without + self.guidance * (given - without)
+        after = self.scheduler.step(wide, self.scheduler.timesteps[index], latents, return_dict=False)[0]
+        return prediction, after.to(latents.dtype)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Frames of final latents, [1, 3, frames, height, width]."""
+        vae = self.parts.vae
+        if self.parts.model.joint:
+            scaled = latents.permute(0, 2, 1, 3, 4) / vae.config.scaling_factor
+        else:
+            mean, deviation = (torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
+                               for values in (vae.config.latents_mean, vae.config.latents_std))
+            scaled = latents * deviation + mean
+        return vae.decode(scaled, return_dict=False)[0]
+
+    def generate(
+        self, steps: int, latents: Tensor, embeds: Tensor, *, decode: bool = True,
+        after: Callable[[int, Tensor], None] = lambda index, latents: None,
+    ) -> Generation:
+        """All steps and the decoder, in the NVTX range `Inference`.
+
+        Args:
+            steps: of this generation.
+            latents: the noise to begin with.
+            embeds: as of `step`.
+            decode: whether to make frames.
+            after: told the number of each step, from 1, and its latents; may wait for the device.
+        """
+        self.begin(steps)
+        with torch.no_grad(), _nvtx(self.device):
+            self._wait()
+            started = perf_counter()
+            for index in range(steps):
+                _, latents = self.step(index, latents, embeds)
+                after(index + 1, latents)
+            self._wait()
+            denoised = perf_counter()
+            frames = self.decode(latents) if decode else None
+            self._wait()
+            ended = perf_counter()
+        return Generation(latents, frames, ended - started, ended - denoised)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def _nvtx(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.nvtx.range_push(RANGE)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()

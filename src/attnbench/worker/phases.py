@@ -1,0 +1,65 @@
+"""What is measured of a launch besides its samples: its phases, apart or in place, and what it carries out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import InPlace
+from attnbench.machine.device import Device
+from attnbench.measure.plan import Plan
+from attnbench.measure.sampling import sample
+from attnbench.measure.stage import synchronize
+from attnbench.measure.subject import Subject
+from attnbench.measure.times import to_time
+from attnbench.record import Settings, Time
+from attnbench.worker.entry import Entry, counters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHARE = 4
+"Phases take at most this part of the time that samples may take."
+
+
+def timed_phases(
+    entry: Entry, mode: str, settings: Settings, device: Device, announce: Callable[[str], None]
+) -> Mapping[str, Time]:
+    """Times of a launch's phases, by name; those timed in place report their own."""
+    launch = entry.launch
+    if launch is None or not launch.phases:
+        return {}
+    apart: list[Subject] = []
+    inside: list[Subject] = []
+    for name, phase in launch.phases.items():
+        if isinstance(phase, InPlace):
+            inside.append(Subject(name=name, call=phase.call, reset=launch.reset, reported_ms=phase.reported_ms))
+        else:
+            apart.append(Subject(name=name, call=phase, reset=launch.reset))
+    for subject in (*apart, *inside):
+        announce(f"phase {subject.name}")
+        if subject.reset:
+            subject.reset()
+        subject.call()
+    synchronize(device)
+    wall = "wall" if settings.timer in ("auto", "all") else settings.timer
+    found: dict[str, Time] = {}
+    for timer, subjects in ((wall, apart), ("reported", inside)):
+        if subjects:
+            plan = Plan(timer=timer, l2=settings.l2, warmup=settings.warmup, iterations=settings.iterations,
+                        rel_ci=settings.rel_ci, max_seconds=settings.max_seconds / SHARE, seed=settings.seed)
+            group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
+            found |= {timing.name: to_time(timing) for timing in group.timings}
+    entry.run_once(mode)
+    return found
+
+
+def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Device) -> dict[str, float]:
+    """What a launch carries out once after its samples: counters for the record."""
+    launch = entry.launch
+    if launch is None or launch.whole is None:
+        return {}
+    announce("whole")
+    found = counters(entry.builder.name, launch.whole())
+    synchronize(device)
+    return found

@@ -1,0 +1,102 @@
+"""Monte Carlo arithmetic: what rounding does to the result of a whole model, found by evaluating it with random errors.
+
+The model is evaluated in fp64 several times, and each result of each operation is moved at random by what rounding
+would move it by (Parker, Pierce and Eggert 2000, doi:10.1109/5992.852391): with u the half step of the case's
+precision, w that of fp32 and n the length of the sum behind a product,
+
+    stored                       u²/3 x²
+    product, convolution         n w²/6 (x² + Σt²), in fp32; beside a result of 16 bits it is nothing
+    SiLU, GELU                   (8 w)² x², and s² (w² + u²/64) for what a unit of the card makes of s
+    LayerNorm, RMSNorm, norm     n w²/6 x²
+    softmax                      (8 w)² x² + n w²/6 x²
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnbench.workloads.rounding import ADD, FUNCTION, SUM, Format
+
+_ATEN = torch.ops.aten
+
+
+class Noise(TorchDispatchMode):
+    """Moves results as rounding does; the same numbers for the same operations in turn.
+
+    An element's random number is that of its column times the sign of its row: no two elements are correlated, and few
+    numbers need to be drawn.
+    """
+
+    def __init__(self, numbers: Format, device: torch.device) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.drawn = torch.Generator(device).manual_seed(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        rule = _RULES.get(func.overloadpacket)
+        out = result[0] if isinstance(result, tuple) else result
+        # What a model computes in fp32 whatever its precision, such as the angles of a time step, is exact beside it;
+        # so are the coefficients of a scheduler, which are single numbers.
+        if rule is not None and out.dtype == torch.float64 and out.dim() and out.numel():
+            relative, further = rule(out, args, self.numbers)
+            self._move(out, out, relative + self.numbers.store)
+            for values, variance in further:
+                self._move(out, values, variance)
+        return result
+
+    def _move(self, out: Tensor, values: Tensor, variance: float) -> None:
+        """Add errors of this variance, relative to values of the same shape."""
+        column = torch.randn(out.shape[-1:], generator=self.drawn, dtype=out.dtype, device=out.device)
+        rows = torch.randint(0, 2, (*out.shape[:-1], 1), generator=self.drawn, device=out.device) * 2 - 1
+        out.addcmul_(values * column, rows.to(out.dtype), value=math.sqrt(variance))
+
+
+Errors = tuple[float, list[tuple[Tensor, float]]]
+"Relative variance of a result beside that of storing it, and further ones, relative to other values."
+
+
+def _product(out: Tensor, args: Any, numbers: Format) -> Errors:
+    a, b = args[-2:]
+    if numbers.store > SUM:
+        return 0.0, []
+    added = a.shape[-1] * ADD
+    return added, [(torch.matmul(a.square(), b.square()).sqrt_(), added)]
+
+
+def _silu(out: Tensor, args: Any, numbers: Format) -> Errors:
+    return FUNCTION, [(args[0], SUM**2 + 3 * numbers.store / 64)]
+
+
+def _norm(out: Tensor, args: Any, numbers: Format) -> Errors:
+    return args[0].shape[-1] * ADD, []
+
+
+def _convolution(out: Tensor, args: Any, numbers: Format) -> Errors:
+    if numbers.store > SUM:
+        return 0.0, []
+    added = args[1][0].numel() * ADD
+    squared = torch.ops.aten.convolution(args[0].square(), args[1].square(), None, *args[3:])
+    return added, [(squared.sqrt_(), added)]
+
+
+def _softmax(out: Tensor, args: Any, numbers: Format) -> Errors:
+    return FUNCTION + out.shape[-1] * ADD, []
+
+
+def _stored(out: Tensor, args: Any, numbers: Format) -> Errors:
+    return 0.0, []
+
+
+_RULES: Mapping[Any, Callable[[Tensor, Any, Format], Errors]] = {
+    _ATEN.mm: _product, _ATEN.addmm: _product, _ATEN.bmm: _product, _ATEN.baddbmm: _product, _ATEN.silu: _silu,
+    _ATEN.native_layer_norm: _norm, _ATEN.linalg_vector_norm: _norm, _ATEN.mul: _stored, _ATEN.div: _stored,
+    _ATEN.add: _stored, _ATEN.gelu: _silu, _ATEN._softmax: _softmax, _ATEN.convolution: _convolution,
+    _ATEN._fused_rms_norm: _norm,
+}

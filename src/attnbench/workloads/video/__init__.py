@@ -1,0 +1,118 @@
+"""Video diffusion with exchangeable attention: one denoising step of a whole model is one launch.
+
+Imports without torch; the methods that make or read tensors import what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import unknown
+from attnbench.record import Work
+from attnbench.workloads.base import Draw, OutputKind, Workload, in_layout
+from attnbench.workloads.video.axes import AXES
+from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.work import work
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch import dtype as torch_dtype
+
+    from attnbench.workloads.video.inputs import VideoInputs
+
+KEPT_ROWS = 64
+"That of `models.video.attention`, which imports torch; a test holds the two against each other."
+
+__all__ = ["WORKLOAD", "VideoCase", "VideoWorkload"]
+
+
+class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
+    """A denoising step: the transformer, guidance and the scheduler, from noise to the next latents."""
+
+    name = "video"
+    title = "Video diffusion step"
+    axes = AXES
+    variants = ("step", "sparse-step")
+
+    def outputs(self, variant: str) -> Mapping[str, OutputKind]:
+        """The transformer's prediction, the next latents, and rows of the first layer's attention."""
+        return dict.fromkeys(("out", "latents", "attention"), OutputKind.VALUE)
+
+    def case(self, values: Mapping[str, Any]) -> VideoCase:
+        """Build a case from axis values or from `VideoCase.to_dict`; what is missing takes the axis default.
+
+        Raises:
+            UsageError: an axis is not known or a value not possible.
+        """
+        known = {axis.name: axis.default for axis in self.axes}
+        for name in values:
+            if name not in known:
+                raise unknown(self.name, "axis", name, known)
+        return VideoCase(**(known | dict(values)))
+
+    def work(self, case: VideoCase) -> Work:
+        """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
+        return work(case)
+
+    def inputs(self, case: VideoCase, *, seed: int, kind: str, device: str | device) -> VideoInputs:
+        """Model, noise and embeddings; see `inputs.make_inputs`."""
+        from attnbench.workloads.video.inputs import make_inputs
+
+        return make_inputs(case, seed=seed, kind=kind, device=device)
+
+    def oracle(
+        self, variant: str, case: VideoCase, inputs: VideoInputs, *, dtype: torch_dtype, draw: Draw
+    ) -> dict[str, Tensor]:
+        """The same step with plain attention; every row of it depends on all others, so nothing is drawn."""
+        from attnbench.workloads.video.oracle import evaluate
+
+        self._known(variant)
+        return evaluate(inputs, dtype=dtype, variant=variant)
+
+    def expected_errors(
+        self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Standard deviation of each element; `rounding.py` says how it is found."""
+        from attnbench.workloads.video.rounding import expected_errors
+
+        self._known(variant)
+        return expected_errors(inputs, variant)
+
+    def draw(self, case: VideoCase, *, seed: int, max_bytes: int) -> Draw:
+        """Everything."""
+        return Draw()
+
+    def select(self, case: VideoCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+        """Prediction, latents and rows, in the workload's layout."""
+        model = case.config
+        rows = case.batch, min(KEPT_ROWS, case.tokens), model.heads, model.dim
+        return in_layout(case.id, outputs, {"out": (case.batch, *case.latents[1:]), "latents": case.latents,
+                                            "attention": rows})
+
+    def suspects(
+        self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw
+    ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
+        """What a model answers whose attention was taken out, or hides the keys behind a query."""
+        import torch
+
+        from attnbench.models.video.attention import plain
+        from attnbench.workloads.video.oracle import DENSE, causal, evaluator, nothing
+
+        yield "attention that adds nothing", evaluator(inputs, dtype=torch.float32, attend=nothing)()
+        yield "a causal mask, which a video has not", evaluator(inputs, dtype=torch.float32, attend=causal)()
+        if variant != DENSE:
+            yield "a block map that is not read", evaluator(inputs, dtype=torch.float32, attend=plain)()
+
+    def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:
+        """Fewer frames; None where there is one."""
+        frames = int((case.frames - 1) * factor) // 4 * 4 + 1
+        return replace(case, frames=frames) if frames < case.frames else None
+
+    def _known(self, variant: str) -> None:
+        if variant not in self.variants:
+            raise unknown(self.name, "variant", variant, self.variants)
+
+
+WORKLOAD = VideoWorkload()

@@ -1,0 +1,112 @@
+"""Queries, keys and values of some layers and steps of a generation, kept as files for the benchmarks of one attention.
+
+Which ones is told to the worker by environment variables, which `attnbench run --capture` sets: no path of a machine
+stands in a run file.  Imports without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.errors import UsageError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.models.video.attention import Exchanged
+    from attnbench.models.video.denoise import Denoiser
+    from attnbench.workloads.video.inputs import VideoInputs
+
+FOLDER, LAYERS, STEPS = "ATTNBENCH_CAPTURE", "ATTNBENCH_CAPTURE_LAYERS", "ATTNBENCH_CAPTURE_STEPS"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be kept, and where."""
+
+    folder: Path
+    layers: tuple[int, ...]
+    "from 0"
+    steps: tuple[int, ...]
+    "from 1"
+
+
+def ask(who: str, folder: str, layers: str, steps: str) -> None:
+    """Have the workers of this process capture.
+
+    Args:
+        who: for messages.
+        folder: made where it is not there.
+        layers: comma list of numbers from 0.
+        steps: comma list of numbers from 1.
+
+    Raises:
+        UsageError: a list cannot be read, or the folder cannot be made.
+    """
+    for flag, text, least in (("--capture-layers", layers, 0), ("--capture-steps", steps, 1)):
+        numbers(who, flag, text, least)
+    place = Path(folder).expanduser().absolute()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(refusal(who, "--capture", folder, f"cannot be made ({error.strerror})", "a folder")) from None
+    os.environ |= {FOLDER: str(place), LAYERS: layers, STEPS: steps}
+
+
+def numbers(who: str, flag: str, text: str, least: int) -> tuple[int, ...]:
+    """Read a comma list of whole numbers.
+
+    Raises:
+        UsageError: it is none.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 and int(part) >= least for part in parts):
+        raise UsageError(refusal(who, flag, text, "cannot be used", f"whole numbers from {least}, with commas between"))
+    return tuple(map(int, parts))
+
+
+def wanted() -> Wanted | None:
+    """What this process was told to capture."""
+    if not os.environ.get(FOLDER):
+        return None
+    return Wanted(Path(os.environ[FOLDER]), *(
+        numbers("video", name, os.environ[name], least) for name, least in ((LAYERS, 0), (STEPS, 1))))
+
+
+def captured(inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, asked: Wanted) -> int:
+    """Generate once more and keep what was asked for: ``q``, ``k`` and ``v`` [B, S, H, D], a file a layer and step.
+
+    Returns:
+        Number of files.
+
+    Raises:
+        UsageError: the model has no such layer, or the generation no such step.
+    """
+    from safetensors.torch import save_file
+
+    case, step, count = inputs.case, 1, 0
+    for field, given, last in (("--capture-layers", asked.layers, case.config.layers - 1),
+                               ("--capture-steps", asked.steps, case.steps)):
+        if max(given) > last:
+            raise UsageError(refusal("video", field, max(given), "is not there", f"at most {last}"))
+
+    def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        nonlocal count
+        if layer in asked.layers and step in asked.steps:
+            tensors = {name: x.detach().cpu().contiguous() for name, x in (("q", q), ("k", k), ("v", v))}
+            save_file(tensors, asked.folder / f"{case.id}-layer{layer}-step{step}.safetensors")
+            count += 1
+
+    def after(number: int, latents: Tensor) -> None:
+        nonlocal step
+        step = number + 1
+
+    attention.look = look
+    try:
+        denoiser.generate(case.steps, inputs.latents, inputs.embeds, decode=False, after=after)
+    finally:
+        attention.look = None
+    return count

@@ -1,0 +1,130 @@
+"""Whole generations, as seed 003 measures them, and how far their latents and their attention are from exact ones.
+
+Latents of every step are compared with those of the first row of the group that generates, the baseline, from the same
+noise.  Another trajectory is not a worse one: two exact kernels part ways too, and their distance is the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import AttnbenchError, refusal
+from attnbench.models.video.attention import Exchanged
+from attnbench.models.video.denoise import Denoiser
+from attnbench.workloads.video.capture import captured, wanted
+from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.inputs import VideoInputs
+
+WARM_UP_STEPS = 10
+ROWS = 64
+"Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class Generated:
+    """What whole generations showed."""
+
+    total_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    peak_mb: float | None = None
+    calls: int = 0
+    "of the attention, in the last generation"
+    further: dict[str, float] = field(default_factory=dict)
+
+    def counters(self) -> dict[str, float]:
+        """For the record."""
+        count = len(self.total_s)
+        return {"generations": count, "generation_s": sum(self.total_s) / count,
+                "decode_s": sum(self.decode_s) / count, "attention_calls": self.calls,
+                **({} if self.peak_mb is None else {"generation_peak_mb": self.peak_mb}), **self.further}
+
+
+def generate_all(
+    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
+) -> Generated:
+    """Warm up, then generate as often as the case says.
+
+    Raises:
+        AttnbenchError: latents are not finite; the step is named.
+    """
+    found, device = Generated(), inputs.latents.device
+    for _ in range(case.warm_ups):
+        denoiser.generate(min(WARM_UP_STEPS, case.steps), inputs.latents, inputs.embeds)
+    for _ in range(case.generations):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        kept: list[Tensor] = []
+        before = attention.calls
+        one = denoiser.generate(case.steps, inputs.latents, inputs.embeds,
+                                after=lambda number, latents, kept=kept: kept.append(latents))  # type: ignore[misc]
+        found.calls = attention.calls - before
+        found.total_s.append(one.total_s)
+        found.decode_s.append(one.decode_s)
+        if device.type == "cuda":
+            found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
+        _check_finite(who, kept)
+    found.further = _distances(inputs, kept, who) | attention_errors(case, inputs, denoiser, attention)
+    if (asked := wanted()) is not None and inputs.kept.dense_of == who:
+        found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
+    denoiser.begin(case.steps)
+    return found
+
+
+def _check_finite(who: str, kept: list[Tensor]) -> None:
+    for number, latents in enumerate(kept, 1):
+        if not bool(latents.isfinite().all()):
+            raise AttnbenchError(refusal(who, "latents", "nan", f"after step {number} of {len(kept)} are not finite",
+                                         "finite latents after every step"))
+
+
+def _distances(inputs: VideoInputs, kept: list[Tensor], who: str) -> dict[str, float]:
+    """Relative L1 and cosine of the latents after each step; nothing for the row that the others are held against."""
+    shared = inputs.kept
+    if not shared.dense or shared.dense_of == who:
+        shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
+        return {}
+    found = {}
+    for number, latents in enumerate(kept, 1):
+        mine, dense = (x.to(torch.float64).flatten() for x in (latents.cpu(), shared.dense[number]))
+        found[f"latents_rel_l1_{number}"] = float((mine - dense).abs().sum() / dense.abs().sum())
+        found[f"latents_cosine_{number}"] = float(torch.nn.functional.cosine_similarity(mine, dense, dim=0))
+    return found
+
+
+def attention_errors(
+    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged
+) -> dict[str, float]:
+    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer."""
+    layers = case.config.layers
+    found: dict[str, float] = {}
+
+    def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        if layer in (0, layers // 2, layers - 1):
+            found[f"attention_rel_l1_layer_{layer}"] = rows_error(q, k, v, out)
+
+    denoiser.begin(case.steps)
+    attention.look = look
+    try:
+        with torch.no_grad():
+            denoiser.step(0, inputs.latents, inputs.embeds)
+    finally:
+        attention.look = None
+    return found
+
+
+def rows_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> float:
+    """Relative L1 of drawn rows of out [B, S, H, D] against softmax attention in fp64."""
+    drawn = torch.Generator().manual_seed(0)
+    wrong = size = 0.0
+    for _ in range(ROWS):
+        sequence, row, head = (int(torch.randint(n, (1,), generator=drawn)) for n in q.shape[:3])
+        query, keys, values, mine = (x.double() for x in (
+            q[sequence, row, head], k[sequence, :, head], v[sequence, :, head], out[sequence, row, head]))
+        right = (keys @ query * q.shape[-1] ** -0.5).softmax(0) @ values
+        wrong += float((mine - right).abs().sum())
+        size += float(right.abs().sum())
+    return wrong / size

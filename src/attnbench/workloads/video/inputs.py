@@ -1,0 +1,139 @@
+"""Seeded inputs of a `VideoCase`: the model, the noise a step begins with, and the embeddings of a prompt.
+
+Weights are the same for every seed: they belong to the case's model.  A seed draws noise and embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from attnbench.dtypes import torch_dtype
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.models.hstu_ranking.checkpoint import read
+from attnbench.models.video.attention import Attend, Exchanged, exchange, opaque
+from attnbench.models.video.build import Parts, local_parts, random_parts
+from attnbench.models.video.config import WHO
+from attnbench.models.video.denoise import Denoiser, Predict, predictor
+from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.given_files import path_of
+from attnbench.workloads.video.case import VideoCase
+
+WEIGHTS_SEED = 0
+NAMES = ("negative_prompt_embeds", "prompt_embeds")
+"Keys of a file of embeddings: without and with the prompt, in the order of a step's batch."
+
+
+class _Kept:
+    """A model that several sets of inputs share, and the latents that generations of a group are compared with."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.dense: dict[int, Tensor] = {}
+        "latents after each step of the first whole generation of the group, in host memory"
+        self.dense_of = ""
+        "whose they are"
+
+
+_MODELS: WeakValueDictionary[tuple[object, ...], _Kept] = WeakValueDictionary()
+"Of the inputs that are in use: two sets of inputs of a case share one."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoInputs:
+    """A model, latents and embeddings."""
+
+    case: VideoCase
+    kept: _Kept = field(repr=False)
+    latents: Tensor
+    "[1, frames, channels, rows, columns] for CogVideoX, [1, channels, frames, rows, columns] for Wan"
+    embeds: Tensor
+    "[2, tokens, columns] without and with the prompt, or [1, tokens, columns] where nothing is guided"
+
+    answers: dict[tuple[str, torch.dtype], dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    "of the oracle, by variant and precision"
+
+    @property
+    def parts(self) -> Parts:
+        """Transformer, VAE and scheduler."""
+        return self.kept.parts
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Latents and embeddings.  Weights are left out: an attention never sees them."""
+        return {"latents": self.latents, "embeds": self.embeds}
+
+    def denoiser(
+        self, attend: Attend | Exchanged, *, dtype: torch.dtype | None = None,
+        compiled: Callable[[Predict], Predict] | None = None,
+    ) -> tuple[Denoiser, Exchanged]:
+        """The loop around a transformer of its own modules with this attention in every layer.
+
+        Args:
+            attend: the attention.
+            dtype: of copies of the weights; None: the weights themselves.
+            compiled: compiles the transformer; the attention is then an operator that it does not look into.
+        """
+        exchanged = attend if isinstance(attend, Exchanged) else Exchanged(attend)
+        transformer = self.parts.with_own_modules(dtype)
+        exchange(transformer, self.parts.model, exchanged if compiled is None else opaque(exchanged))
+        predict = predictor(transformer)
+        return Denoiser(self.parts, predict if compiled is None else compiled(predict), steps=self.case.steps,
+                        guidance=self.case.guidance, device=self.latents.device), exchanged
+
+
+def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.device) -> VideoInputs:
+    """Make the inputs of a case.
+
+    Args:
+        case: the problem.
+        seed: of noise and embeddings; the weights have one of their own.
+        kind: of noise and embeddings: a name in `attention.inputs.KINDS`.
+        device: where everything lives.
+
+    Raises:
+        UsageError: the kind is not known, or a file cannot be used.
+        Unavailable: diffusers is not installed.
+    """
+    if kind not in KINDS:
+        raise unknown(WHO, "input", kind, KINDS)
+    model, dtype = case.config, torch_dtype(case.dtype)
+    kept = _kept(case, dtype, device)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def tensor(*shape: int) -> Tensor:
+        return KINDS[kind](torch.empty(shape, dtype=dtype, device=device), generator)
+
+    latents, embeds = tensor(*case.latents), tensor(case.batch, model.text_tokens, model.text_dim)
+    if case.prompt is not None:
+        embeds = _read_embeds(case, path_of(WHO, "prompt", case.prompt)).to(device=device, dtype=dtype)
+    return VideoInputs(case=case, kept=kept, latents=latents, embeds=embeds)
+
+
+def _read_embeds(case: VideoCase, path: Path) -> Tensor:
+    found, wanted = read(path), (case.config.text_tokens, case.config.text_dim)
+    parts = []
+    for name in NAMES[-case.batch:]:
+        if name not in found or tuple(found[name].shape[-2:]) != wanted or found[name].numel() != wanted[0] * wanted[1]:
+            has = list(found[name].shape) if name in found else "nothing"
+            raise UsageError(refusal(WHO, "prompt", f"{path.name} {name}={has}", "does not fit the model",
+                                     f"[1, {wanted[0]}, {wanted[1]}]"))
+        parts.append(found[name].reshape(1, *wanted))
+    return torch.cat(parts)
+
+
+def _kept(case: VideoCase, dtype: torch.dtype, device: str | torch.device) -> _Kept:
+    key = (case.model, case.shape, case.dtype, str(device), case.weights)
+    found = _MODELS.get(key)
+    if found is None:
+        if case.weights is None:
+            parts = random_parts(case.config, case.shape, seed=WEIGHTS_SEED, dtype=dtype, device=device)
+        else:
+            folder = path_of(WHO, "weights", case.weights, kind="folder")
+            parts = local_parts(case.config, case.shape, folder, dtype=dtype, device=device)
+        found = _MODELS[key] = _Kept(parts)
+    return found

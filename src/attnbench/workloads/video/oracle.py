@@ -1,0 +1,75 @@
+"""The right answer: the first step in `dtype`, with plain attention over all keys or over the blocks of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnbench.models.video.attention import Attend, plain
+from attnbench.workloads.sparse.patterns import block_map
+from attnbench.workloads.video.inputs import VideoInputs
+
+DENSE, SPARSE = "step", "sparse-step"
+"Variants: what every layer computes."
+
+
+def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE) -> dict[str, Tensor]:
+    """Prediction, next latents and rows of the attention of the first step.
+
+    The answer is kept with the inputs: the check and `rounding.py` ask for the same one, which takes a card seconds at
+    full size.
+
+    Args:
+        inputs: of the case.
+        dtype: to compute in; other than the case's, of copies of the weights.
+        variant: dense, or with the case's block map in all layers.
+
+    Returns:
+        out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them, and attention, rows of the first layer's, as of
+        `Exchanged.rows`.
+    """
+    if (variant, dtype) not in inputs.answers:
+        inputs.answers[variant, dtype] = evaluator(inputs, dtype=dtype, attend=right_attention(variant, inputs))()
+    return dict(inputs.answers[variant, dtype])
+
+
+def evaluator(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend) -> Callable[[], dict[str, Tensor]]:
+    """The first step with any attention, to be called several times, its weights converted once."""
+    latents, embeds = inputs.latents.to(dtype), inputs.embeds.to(dtype)
+    denoiser, exchanged = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
+
+    def call() -> dict[str, Tensor]:
+        denoiser.begin(inputs.case.steps)
+        with torch.no_grad():
+            prediction, after = denoiser.step(0, latents, embeds)
+        assert exchanged.rows is not None
+        return {"out": prediction, "latents": after, "attention": exchanged.rows}
+
+    return call
+
+
+def right_attention(variant: str, inputs: VideoInputs) -> Attend:
+    """What every layer is to compute."""
+    if variant == DENSE:
+        return plain
+    case = inputs.case.sparse
+    blocks = torch.from_numpy(block_map(case).copy()).to(inputs.latents.device)
+    rows_of, keys_of = (torch.arange(case.seqlen, device=blocks.device) // size for size in case.block_shape)
+
+    def seen(start: int, stop: int) -> Tensor:
+        return blocks[:, :, rows_of[start:stop]][:, :, :, keys_of]
+
+    return lambda q, k, v: plain(q, k, v, seen=seen)
+
+
+def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An attention that adds nothing: a well-known wrong answer."""
+    return torch.zeros_like(v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An attention whose rows see no later ones: a well-known wrong answer."""
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)

@@ -1,0 +1,42 @@
+"""What an honest evaluation of a step may be off by: Monte Carlo arithmetic over the model (`workloads.noise`).
+
+Of a step with so much work that this takes a card minutes, the plain evaluation in the case's own precision is the one
+draw: what it is off by was made by rounding alone.
+
+The standard deviation is taken over draws and over the rows and columns of a frame's channel, and over the heads of a
+row of the attention, which are made alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnbench.dtypes import torch_dtype
+from attnbench.workloads.noise import Noise
+from attnbench.workloads.rounding import Format
+from attnbench.workloads.video.inputs import VideoInputs
+from attnbench.workloads.video.oracle import evaluate, evaluator, right_attention
+from attnbench.workloads.video.work import work
+
+DRAWS, LARGE_FLOPS = 4, 10**13
+
+
+def expected_errors(inputs: VideoInputs, variant: str) -> dict[str, Tensor]:
+    """Standard deviation of each element of prediction, latents and rows of the attention, fp64."""
+    truth = evaluate(inputs, dtype=torch.float64, variant=variant)
+    large = work(inputs.case).flops > LARGE_FLOPS
+    found = [evaluate(inputs, dtype=inputs.latents.dtype, variant=variant)] if large else _moved(inputs, variant)
+    variance = {name: sum((one[name] - x).square() for one in found) / len(found) for name, x in truth.items()}
+    return {name: x.mean(dim=(-2, -1), keepdim=True).sqrt().expand_as(x) for name, x in variance.items()}
+
+
+def _moved(inputs: VideoInputs, variant: str) -> list[dict[str, Tensor]]:
+    """Evaluations in fp64 with random errors."""
+    call = evaluator(inputs, dtype=torch.float64, attend=right_attention(variant, inputs))
+    noise = Noise(Format.of(torch_dtype(inputs.case.dtype)), inputs.latents.device)
+    found = []
+    for _ in range(DRAWS):
+        with noise:
+            found.append(call())
+    return found

@@ -1,0 +1,259 @@
+"""Rows of a denoising step: any attention backend by its name, counted, timed in place, found out where wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, resolve, select
+from attnbench.backends.video import Video, memory_bytes
+from attnbench.backends.video_attention import attention_of
+from attnbench.backends.video_session import VideoSession, compile_transformer
+from attnbench.check.examine import examine, recheck
+from attnbench.check.reference import References
+from attnbench.errors import AttnbenchError, Unsupported, UsageError
+from attnbench.models.video.attention import Exchanged, plain
+from attnbench.workloads.attention.inputs import make_inputs
+from attnbench.workloads.base import load_workload
+from attnbench.workloads.sparse.work import density
+
+WORKLOAD = load_workload("video")
+CPU = Machine("cpu")
+H200 = Machine("cuda", (9, 0), 140 * 2**30)
+
+
+def case(**values):
+    return WORKLOAD.case({"model": "tiny", "height": 32, "width": 32, "dtype": "fp32", "warm_ups": 0, "steps": 3}
+                         | values)
+
+
+def inputs(one, seed=1):
+    return WORKLOAD.inputs(one, seed=seed, kind="normal", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """No thread of these launches works on behind a call: there is nothing to wait for."""
+    monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.0)
+
+
+@pytest.mark.parametrize(("selector", "values"), [
+    ("video", {}), ("video[eager]", {}), ("video[fa]", {"dtype": "bf16"}), ("video[sdpa-math]", {"guidance": 1.0}),
+    ("video[eager]", {"model": "tiny-wan"})])
+def test_a_step_is_right_and_calls_the_attention_once_in_every_layer(selector, values):
+    one = case(**values)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve(selector, one)
+    terms = {"variant": "step", "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        launch.reset()
+        launch.phases["attention"].call()
+        assert launch.phases["attention"].reported_ms() > 0
+        assert recheck(launch, group, **terms).ok
+    assert launch.counters | {"denoising_steps": 1, "layers": 2, "copies": 0} == launch.counters
+    assert launch.notes == ("random weights: times and memory hold, frames and which keys matter do not "
+                            "(docs/video.md)",)
+
+
+def session_with(attend, one, found):
+    return VideoSession(one, found, attend if isinstance(attend, Exchanged) else Exchanged(attend), name="mine")
+
+
+@pytest.mark.parametrize("attend", [
+    lambda q, k, v: torch.zeros_like(v), lambda q, k, v: v,
+    lambda q, k, v: plain(q, k[:, :-1], v[:, :-1]), lambda q, k, v: plain(q.flip(1), k, v)])
+def test_a_wrong_attention_is_found_in_the_result_of_the_whole_step(attend):
+    one = case()
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    launch = session_with(attend, one, group.first.inputs).launch()
+    outcome = examine(launch, group, variant="step", budget=resolve("video", one).budget(one))
+    assert not outcome.ok
+    assert "attention: wrong values" in outcome.reason
+
+
+def test_a_swap_that_does_nothing_cannot_pass():
+    one = case()
+    found = inputs(one)
+    session = session_with(plain, one, found)
+    # Somebody puts diffusers' own attention back.
+    session.denoiser, _ = found.denoiser(Exchanged(plain))
+    with pytest.raises(AttnbenchError, match="mine: attention calls=0 are not those of the model's layers; 2"):
+        session.forward()
+
+
+def test_a_generation_tells_its_times_calls_and_distances():
+    one, found = case(), None
+    found = inputs(one)
+    with resolve("video[sdpa]", one).session(one, found) as first, \
+            resolve("video[eager]", one).session(one, found) as second:
+        dense, other = first.whole(), second.whole()
+    assert dense["attention_calls"] == other["attention_calls"] == 2 * 3
+    assert 0 < dense["decode_s"] < dense["generation_s"]
+    assert not [name for name in dense if name.startswith("latents")]
+    assert [name for name in other if name.startswith("latents_rel")] == [f"latents_rel_l1_{n}" for n in (1, 2, 3)]
+    assert 0 < other["latents_rel_l1_3"] < 1e-4
+    assert other["latents_cosine_3"] == pytest.approx(1, abs=1e-6)
+    assert all(0 < other[f"attention_rel_l1_layer_{layer}"] < 1e-5 for layer in (0, 1))
+    nothing = case(generations=0)
+    with resolve("video", nothing).session(nothing, inputs(nothing)) as launch:
+        assert launch.whole is None
+
+
+# ── names ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("asked", "meant"), [
+    ("sdpa", ["video[sdpa]"]), ("fa", ["video[sdpa-flash]"]), ("sdpa,flash-triton,fa3-fwd,sage1", [
+        "video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
+    ("video[eager],eager", ["video[eager]"]), ("fa3", ["video[fa3-fwd]"]), ("video", ["video"]),
+    ("sdpa-mat*", ["video[sdpa-math]"]), ("sparse-fl*", ["video[sparse-flex]"]),
+    ("flash-triton[m128n32w8s2-tma-pp]", ["video[flash-triton:m128n32w8s2-tma-pp]"])])
+def test_a_backend_of_attention_goes_by_its_own_name(asked, meant):
+    assert select([asked], workload="video") == meant
+    for name in meant:
+        assert resolve(name, case(dtype="bf16")).workload == "video"
+
+
+def test_all_are_those_of_attention():
+    rows = select(["all"], workload="video")
+    assert {"video[sdpa]", "video[flash-triton]"} <= set(rows)
+    assert len(rows) == sum(one.workload in ("attention", "sparse") for one in all_backends().values())
+    assert "video" not in select(["all"], workload="attention")
+
+
+@pytest.mark.parametrize("wrong", ["hstu-eager", "sdpaa", "video[hstu-eager]", "serving-eager"])
+def test_what_is_no_attention_is_refused_with_what_there_is(wrong):
+    def ask():
+        return [resolve(name, case()) for name in select([wrong], workload="video")]
+
+    with pytest.raises(UsageError) as refused:
+        ask()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_launch_configuration_is_read_by_its_backend():
+    row = resolve("video[flash-triton:m128n32w8s2-tma-pp]", case(dtype="bf16"))
+    assert row.inner.config.short == "m128n32w8s2-tma-pp"
+    with pytest.raises(UsageError, match="m1n1"):
+        resolve("video[flash-triton:m1n1]", case(dtype="bf16"))
+
+
+@pytest.mark.parametrize("values", [{"density": 0.5}, {"density": 0.4, "pattern": "frame", "dtype": "bf16"}], ids=str)
+def test_a_sparse_row_computes_its_map_in_every_layer(values):
+    one = case(block="64x64", height=64, width=96, frames=17, **values)
+    assert one.attention.seqlen == one.sparse.seqlen == 16 + 5 * 4 * 6
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("video[sparse-eager]", one)
+    assert backend.variant_of(one) == "sparse-step"
+    terms = {"variant": "sparse-step", "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        assert launch.counters["copies"] == 4 * 2
+        assert launch.counters["density"] == pytest.approx(density(one.sparse))
+        assert 0.2 < launch.counters["density"] < 0.8
+    with resolve("video[eager]", one).session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert "attention: wrong values" in outcome.reason
+        assert "matches a block map that is not read" in outcome.reason
+
+
+def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_not():
+    one = case(density=0.3)  # less than one block of this many tokens
+    with pytest.raises(Unsupported, match=r"sparse: density=0.3 leaves less than one of the 1 blocks of a row"):
+        resolve("video[sparse-eager]", one).check(one, CPU)
+    resolve("video[eager]", one).check(one, CPU)
+
+
+# ── what cannot run ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("selector", "values", "machine", "said"), [
+    ("video[flash-triton]", {}, CPU, "device=cpu is not supported; cuda"),
+    ("video[fa3-fwd]", {"model": "cogvideox-2b", "dtype": "fp16"}, H200, "dtype=fp16 is not supported; one of bf16"),
+    ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
+    ("video[sdpa]", {"model": "cogvideox-2b", "dtype": "bf16", "height": 4096, "width": 4096, "frames": 81}, H200,
+     "video: frames=81 at 4096x4096 takes about"),
+])
+def test_a_case_that_a_row_cannot_take_is_refused_with_what_it_takes(selector, values, machine, said):
+    one = WORKLOAD.case(values) if "height" in values else WORKLOAD.case(
+        {"model": "tiny", "dtype": "fp32"} | values)
+    with pytest.raises(Unsupported) as refused:
+        resolve(selector, one).check(one, machine)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_memory_is_said_with_the_length_that_fits():
+    one = WORKLOAD.case({"dtype": "bf16"})
+    assert memory_bytes(one) < 40 * 2**30
+    Video().check(one, H200)
+    with pytest.raises(Unsupported, match=r"frames=49 at 480x720 takes about \d+ GiB of memory, 11 GiB are there; "
+                                          r"at most (\d+)"):
+        Video().check(one, Machine("cuda", (9, 0), 11 * 2**30))
+
+
+def test_the_attention_of_a_layer_is_that_of_the_micro_benchmark():
+    assert WORKLOAD.case({"dtype": "bf16"}).attention.id == "b2-s17776-h30-d64-bf16-fwd"
+    assert WORKLOAD.case({"model": "wan-1.3b", "guidance": 1}).attention.id == "b1-s32760-h12-d128-fp16-fwd"
+
+
+# ── attention as a function, or by copies ──────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "sdpa-flash", "sdpa-math"])
+def test_a_backends_function_gives_what_its_session_gives(name):
+    problem = case().attention
+    given = make_inputs(problem, seed=3, kind="normal", device="cpu")
+    backend = all_backends()[name]
+    with backend.session(problem, given) as launch:
+        launch.forward()
+        wanted = launch.outputs()["out"]
+    with attention_of(backend, problem, torch.device("cpu")) as attention:
+        # Of any strides but the last, as projections lie.
+        wide = torch.stack([given.q, given.k, given.v], dim=2)
+        found = attention(0, *wide.unbind(2))
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_backend_without_a_function_is_fed_by_copies_which_are_counted(monkeypatch):
+    from attnbench.backends.eager import Eager
+
+    monkeypatch.setattr(Eager, "attend", lambda self, case, device: None)
+    one = case()
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("video[eager]", one)
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, variant="step", budget=backend.budget(one))
+        assert outcome.ok, outcome.reason
+        assert launch.counters["copies"] == 4 * 2
+        assert list(launch.phases) == ["attention", "copies"]
+        launch.phases["copies"].call()
+        assert launch.phases["copies"].reported_ms() > 0
+        assert any("4 copies a call" in note for note in launch.notes)
+
+
+def test_a_compiled_transformer_gives_the_same_without_a_graph_break(monkeypatch):
+    """By torch's own tracer alone: the code that inductor makes of it is tried on the card."""
+    from functools import partial
+
+    monkeypatch.setattr("attnbench.backends.video_session.compile_transformer",
+                        partial(compile_transformer, compiler="eager"))
+    one = case(compile="default")
+    found = inputs(one)
+    with resolve("video[eager]", one).session(one, found) as launch, \
+            resolve("video[eager]", case()).session(case(), found) as plainly:
+        for each in (launch, plainly):
+            each.reset()
+            each.forward()
+        for name, right in plainly.outputs().items():
+            torch.testing.assert_close(launch.outputs()[name], right, rtol=0, atol=3e-6)
+        counted = launch.whole()
+    assert counted["attention_calls"] == 2 * 3
+    assert (counted["graph_breaks"], counted["recompiles"]) == (0, 0)

@@ -1,0 +1,70 @@
+"""`attnbench run video` from the command line to the record, on a CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnbench.cli import main
+from attnbench.suites.load import load_suite
+
+SMALL = ["--height", "32", "--width", "32", "--device", "cpu", "--no-save"]
+
+
+def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsys):
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    path = tmp_path / "run.json"
+    assert main(["run", "video", *SMALL, "--warmup", "0", "--iterations", "2", "--steps", "2", "--backends",
+                 "eager,fa,flash-triton", "--baseline", "sdpa", "--json", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "denoising step" in shown
+    assert "latents, relative L1 after step" in shown
+    assert "random weights" in shown
+    records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
+    assert list(records) == ["video[sdpa]", "video[eager]", "video[sdpa-flash]", "video[flash-triton]"]
+    assert records["video[flash-triton]"]["status"] == "skipped"
+    for name in ("video[sdpa]", "video[eager]", "video[sdpa-flash]"):
+        one = records[name]
+        assert one["status"] == "passed"
+        assert {output: error["ok"] for output, error in one["errors"].items()} == {
+            "out": True, "latents": True, "attention": True}
+        assert one["counters"]["attention_calls"] == 2 * 2
+        assert one["counters"]["generation_s"] > one["counters"]["decode_s"] > 0
+        assert one["phases"]["attention"]["timer"] == "reported"
+        assert one["phases"]["attention"]["median_ms"] < one["time"]["median_ms"]
+    assert records["video[eager]"]["repro"].startswith("attnbench compare --workload video --model tiny ")
+    assert records["video[eager]"]["counters"]["latents_rel_l1_2"] < 1e-4
+
+
+def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
+    here, card = load_suite("video", "cpu"), load_suite("video", "cuda")
+    assert (here.axes["model"], here.axes["dtype"]) == (("tiny",), ("fp32",))
+    assert card.axes["model"] == ("cogvideox-2b",)
+    assert {"sdpa", "fa", "flash-triton"} <= set(card.backends)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
+    (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
+    (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
+    (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
+    (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
+    (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
+    (["--backends", "hstu-eager"], "name=hstu-eager computes hstu"),
+    (["--backends", "sage9"], "name=sage9"),
+    (["--seqlen", "5"], "axis=seqlen is not known"),
+])
+def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(words, said, capsys):
+    assert main(["run", "video", "--device", "cpu", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_without_weights_ends_in_records_with_the_reason(tmp_path, capsys):
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    assert main(["check", "video", *SMALL, "--weights", str(tmp_path)]) != 0
+    shown = capsys.readouterr()
+    assert "has no transformer/config.json" in shown.out + shown.err
+    assert str(tmp_path.parent) not in shown.out

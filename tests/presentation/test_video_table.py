@@ -1,0 +1,60 @@
+"""The tables of denoising steps: predicted from what was timed in place, and nothing said of what is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.formats.layouts.base import imported_time
+from attnbench.presentation.video import attention_share, in_place_ms, predicted_ms, video
+from attnbench.record import Record, Status
+
+
+def record(backend, step, attention=None, copies=None, **counters):
+    phases = {name: imported_time(mean_ms=ms, median_ms=ms) for name, ms in (("attention", attention),
+                                                                             ("copies", copies)) if ms is not None}
+    return Record(workload="video", case={}, case_id="c", group="c", backend=backend, status=Status.PASSED,
+                  time=imported_time(mean_ms=step, median_ms=step), phases=phases,
+                  counters={"denoising_steps": 1, **counters})
+
+
+BASE = record("video[sdpa]", 500.0, 300.0, generation_s=26.0, decode_s=2.0, attention_calls=1500,
+              generation_peak_mb=20480)
+FAST = record("video[flash-triton]", 452.0, 250.0, latents_rel_l1_1=1e-4, latents_rel_l1_50=2e-2,
+              latents_cosine_50=0.999)
+COPYING = record("video[flex]", 700.0, 400.0, 50.0, graph_breaks=30)
+
+
+def cells(block, row):
+    return {column.title: block.lines[row].cells.get(column.key, "") for column in block.columns}
+
+
+def test_a_step_is_predicted_from_the_attention_in_place():
+    assert predicted_ms(FAST, BASE) == pytest.approx(450.0)
+    assert predicted_ms(COPYING, BASE) == pytest.approx(650.0)
+    assert predicted_ms(BASE, BASE) is None
+    assert predicted_ms(FAST, None) is None
+    assert predicted_ms(record("x", 1.0), BASE) is None
+    assert in_place_ms(COPYING) == 450.0
+    assert in_place_ms(COPYING, "attention") == 400.0
+    assert attention_share(BASE) == pytest.approx(0.6)
+
+
+def test_the_table_says_predicted_and_measured_against_the_baseline():
+    steps, latents = video("title", [BASE, FAST, COPYING], "video[sdpa]")
+    assert cells(steps, 0) == {
+        "denoising step, ms": "video[sdpa]", "step": "500", "attention": "300", "attention %": "60", "predicted": "",
+        "predicted x": "", "measured x": "", "without it": "2.50x", "generation s": "26.0", "VAE s": "2.00",
+        "peak GiB": "20.0", "calls": "1500", "graph breaks": ""}
+    found = cells(steps, 1)
+    assert (found["predicted"], found["predicted x"], found["measured x"]) == ("450", "1.11x", "1.11x")
+    assert cells(steps, 2)["graph breaks"] == "30"
+    assert [line.record.backend for line in latents.lines] == ["video[flash-triton]"]
+    assert cells(latents, 0) == {"latents, relative L1 after step": "video[flash-triton]", "1": "1.0e-04",
+                                 "50": "2.0e-02", "cosine at the end": "0.999000"}
+
+
+def test_of_other_rows_nothing_is_said():
+    assert video("title", [Record(workload="attention", case={}, case_id="c", group="c", backend="sdpa",
+                                  status=Status.PASSED, time=imported_time(mean_ms=1, median_ms=1))], None) == []
+    (alone,) = video("title", [record("video[sdpa]", 500.0)], None)
+    assert cells(alone, 0) == {"denoising step, ms": "video[sdpa]", "step": "500"}
