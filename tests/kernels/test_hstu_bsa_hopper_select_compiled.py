@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.bsa.call import BsaCall, allocate
 from attnbench.kernels.hstu.bsa.hopper import select as hopper
-from attnbench.kernels.hstu.bsa.hopper.select_config import select_cut
+from attnbench.kernels.hstu.bsa.hopper.select_config import default_select
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
@@ -53,7 +53,7 @@ def job_of(label, call):
 
 def faults(one, call):
     """What is not as it should be."""
-    cut = select_cut(call.problem)
+    cut = default_select(call.problem)
     dims = call.dims()
     shared = cut.shared_bytes(dims["BLOCK_D"], dims["BLOCK_V"])
     wrong = ["serialized"] * one.serialized + [f"{one.early} arrivals before the warps have met"] * (one.early > 0)
