@@ -64,7 +64,7 @@ def jobs_of(kernel, row, capability, *, every_mask=False):
 
 
 def jobs_to_hold(kernel, *, oldest):
-    """Every default of a kernel by the pinned Triton; by the oldest those of sm_90, and all cards once.
+    """Every default of a kernel by the pinned Triton, by the oldest those of sm_90.
 
     A default's shape presses on registers and shared memory with either; what one Triton alone breaks (a product that
     is not the tensor cores', a wait too many) it breaks at every shape of a card.
@@ -75,7 +75,7 @@ def jobs_to_hold(kernel, *, oldest):
         if row["item_bytes"] == 4 and (row["dim"] > 128 or oldest):
             continue
         for card in row.get("cards", [8]):
-            if card and (card == 9 or not oldest or (kernel, row["dim"]) in (("forward", 256), ("columns", 128))):
+            if card == 9 or (card and not oldest):
                 jobs += jobs_of(kernel, row, card * 10)
         if row.get("cards") == [9] and row["dim"] == 128 and kernel != "atomic" and not oldest:
             jobs += jobs_of(kernel, row, 90, every_mask=True)
@@ -103,8 +103,7 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
         pytest.skip(NO_OLDEST)
     jobs = jobs_to_hold(kernel, oldest=version != "pinned")
     found = compile_with({version: tritons()[version]}, jobs)[version]
-    every_card = version == "pinned" or kernel in ("forward", "columns")
-    assert {job.capability for job in jobs} == ({80, 90, 100} if every_card else {90})
+    assert {job.capability for job in jobs} == ({80, 90, 100} if version == "pinned" else {90})
     assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
 
 
