@@ -242,7 +242,7 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     from attnbench.suites.user_backends import known_backends
     from attnbench.sweep.run import Execution
     from attnbench.tune.ahead import default_jobs
-    from attnbench.tune.kept import Kept
+    from attnbench.tune.race_file import RaceFile
     from attnbench.tune.run import Tuning
     from attnbench.tune.space import find_backend, space
     from attnbench.workloads.base import load_workload
@@ -253,7 +253,7 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     settings = Settings(device=str(where))
     run = Run(id=new_id(), suite="tuner", command="benchmarks/tuner.py", started=now(), settings=settings)
     with Execution(run, files=files) as execution:
-        kept = Kept(key={}, backend=backend.name, workload=workload.name, case=case.to_dict(), case_id=case.id,
+        kept = RaceFile(key={}, backend=backend.name, workload=workload.name, case=case.to_dict(), case_id=case.id,
                     started=now(), environment=execution.environment(), settings=settings,
                     configs=space(backend, case, patterns, "benchmarks/tuner.py"), rules=dataclasses.asdict(rules))
         tuning = Tuning(kept=kept, path=None, execution=execution, files=files,

@@ -16,7 +16,7 @@ from attnbench.record import Status
 from attnbench.stats.race_data import CLOSE, Rules
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
-from attnbench.verdict import diff, luck
+from attnbench.verdict import diff, placement
 from attnbench.verdict.contrast import MACHINE
 from attnbench.worker.supervisor import KEPT
 from made_up_run import make_case, make_group, make_lost, make_run
@@ -35,7 +35,7 @@ EXPLAINED = {
         "95 %": CONFIDENCE, f"{100 * SAME_WITHIN:g} %": "stats.ratio.SAME_WITHIN, verdict.contrast.PROCESS",
         f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN",
         f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE, verdict.together.LEAST, verdict.levels.IMPORTED_ERROR",
-        f"{100 * luck.LEAST:g} %": "verdict.luck.LEAST"},
+        f"{100 * placement.LEAST:g} %": "verdict.placement.LEAST"},
     "docs/correctness.md": {f"{KEPT >> 10} KiB": "worker.supervisor.KEPT"},
     "docs/tuning.md": {
         "95 %": CONFIDENCE, f"{100 * CLOSE:g} %": "stats.race_data.CLOSE",

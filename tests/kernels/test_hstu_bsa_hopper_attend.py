@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.bsa.call import BsaCall, allocate
 from attnbench.kernels.hstu.bsa.hopper import attend as hstu_bsa_hopper_attend
-from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault, attend_shapes
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig, attend_fault, attend_shapes, default_attend
 from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.workloads.base import Draw
@@ -22,7 +22,7 @@ from .hopper_machine import machine_runs
 from .interpreter import interpreted
 
 ROWS = 128
-CUT = AttendCut(stages=2, jobs=2, step_mib=0, ring_mib=0)
+CUT = AttendConfig(stages=2, jobs=2, step_mib=0, ring_mib=0)
 
 
 def problem_of(lengths, queries=None, *, targets=None, heads=2, dims=(16, 16), block_size=16, counts=3, gates=0,
@@ -195,7 +195,7 @@ def test_a_block_that_all_choose_is_many_tiles():
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (32, 64)])
 def test_the_dims_of_the_bars(dims):
     problem, sequences = made({"lengths": [100, 65], "counts": 4, "dims": dims, "block_size": 32, "gates": 3})
-    cut = replace(attend_cut(problem), step_mib=0, ring_mib=0)
+    cut = replace(default_attend(problem), step_mib=0, ring_mib=0)
     call = call_of(problem, sequences, cut)
     held(call, sequences, ran(call, cut, seed=dims[0]))
 
@@ -238,13 +238,13 @@ def test_slices_of_one_tensor_are_read_where_they_lie():
 
 def test_steps_have_several_short_pairs_and_the_ring_four_places_at_least():
     problem = problem_of([8192] * 2, heads=4, dims=(128, 128), block_size=32, counts=4)
-    cut = attend_cut(problem)
+    cut = default_attend(problem)
     assert (cut.group(problem), cut.steps(problem), cut.ring(problem)) == (1, 8, 4)
     assert attend_shapes(problem, cut) == {"partial": ((4, 24576, 128), torch.bfloat16),
                                            "progress": ((576,), torch.int32)}
     long = replace(problem, max_seqlen_q=16384)
-    assert attend_cut(long).ring(long) == 4
-    assert AttendCut().ring(long) == 2
+    assert default_attend(long).ring(long) == 4
+    assert AttendConfig().ring(long) == 2
     short = replace(problem, batch=100, max_seqlen_q=64)
     assert (cut.group(short), cut.steps(short)) == (32, 13)
     one = replace(problem, batch=1, heads=1)
@@ -264,9 +264,9 @@ def test_steps_have_several_short_pairs_and_the_ring_four_places_at_least():
     ({}, {"stages": 6}, "shared memory; at most 226")])
 def test_what_cannot_be_launched_is_named(given, cut, words):
     problem = problem_of([8192], dims=(128, 128), block_size=32, counts=4)
-    assert attend_fault(problem, attend_cut(problem), capability=(9, 0)) is None
+    assert attend_fault(problem, default_attend(problem), capability=(9, 0)) is None
     capability = cut.pop("capability", (9, 0))
-    assert words in (attend_fault(replace(problem, **given), AttendCut(**cut), capability=capability) or "")
+    assert words in (attend_fault(replace(problem, **given), AttendConfig(**cut), capability=capability) or "")
 
 
 def test_a_refusal_is_one_line():

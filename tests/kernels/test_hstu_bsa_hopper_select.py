@@ -13,7 +13,7 @@ from attnbench.kernels.hstu.bsa.api import BsaTensors, problem_of
 from attnbench.kernels.hstu.bsa.call import allocate
 from attnbench.kernels.hstu.bsa.hopper import select as hopper
 from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
-from attnbench.kernels.hstu.bsa.hopper.select_config import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig, default_select, select_fault
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, default_config, saved_shapes
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD, oracle_bsa
@@ -84,7 +84,7 @@ def run(case, inputs, cut, *, seed=0):
 
 def run_call(call, cut, *, seed=0):
     with machine_runs(hopper, "hstu_bsa_hopper_select", seed=seed):
-        select_hopper(call, SelectCut(**cut))
+        select_hopper(call, SelectConfig(**cut))
     return call.out, call.blocks
 
 
@@ -213,7 +213,7 @@ FAULTS = [
 def test_what_cannot_be_launched_is_named(of_problem, of_cut, words):
     case = case_of(attn_dim=128, linear_dim=128)
     problem = call_of(case, make_inputs(case, seed=1, kind="zeros", device="cpu")).problem
-    cut = select_cut(problem)
+    cut = default_select(problem)
     assert select_fault(problem, cut, capability=(9, 0)) is None
     assert "sm_90 alone, not sm_100" in (select_fault(problem, cut, capability=(10, 0)) or "")
     found = select_fault(replace(problem, **of_problem), replace(cut, **of_cut), capability=(9, 0))

@@ -36,10 +36,10 @@ def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **ch
 def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    jobs = [replace(job, label=label) for label, job in {
-        "128": job_of(128, 128, every_mask=True), "narrow": job_of(32, 128, stages=3),
-        "over 128": job_of(256, 256, every_mask=True),
-        "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}.items()]
+    made = {"128": job_of(128, 128, every_mask=True), "over 128": job_of(256, 256, every_mask=True)}
+    if version == "3.6":  # what is no default by the quicker one alone
+        made |= {"narrow": job_of(32, 128, stages=3), "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}
+    jobs = [replace(job, label=label) for label, job in made.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]
     for label, one in found.items():
         assert (one.spills, one.early, one.warps) == (0, 0, 12), label

@@ -13,10 +13,10 @@ from attnbench.backends.registry import all_backends
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Settings
 from attnbench.stats.race_data import Outcome, Rules
-from attnbench.tune.kept import Kept, Seconds
 from attnbench.tune.key import bucket, digest, key
+from attnbench.tune.notes import conditions, remarks, rerun
+from attnbench.tune.race_file import RaceFile, Seconds
 from attnbench.tune.space import short_of, space, with_a_space
-from attnbench.tune.words import conditions, remarks, rerun
 from attnbench.workloads.base import load_workload
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "attnbench"
@@ -106,7 +106,7 @@ def test_every_part_of_the_question_is_in_its_key():
 def test_the_line_that_measures_the_pick_again_names_both_and_the_shape(workload):
     case = load_workload(workload).case({"seqlen": 128})
     outcome = Outcome(pick="b[x]", standings=(), regret=0.0, most=0.0, close=1.0, sampled_s=0.0, exhaustive_s=0.0)
-    kept = Kept(key={}, backend="b", workload=workload, case=case.to_dict(), case_id=case.id, started="",
+    kept = RaceFile(key={}, backend="b", workload=workload, case=case.to_dict(), case_id=case.id, started="",
                 environment=HERE, settings=Settings(device="cuda:0", l2="warm"), rules={}, configs={})
     words = shlex.split(rerun(kept, outcome, ["/somewhere/mine.py"]))
     assert words[:2] == ["attnbench", "compare"]
@@ -118,9 +118,9 @@ def test_the_line_that_measures_the_pick_again_names_both_and_the_shape(workload
 
 def test_an_answer_from_another_shape_of_the_bucket_says_so():
     outcome = Outcome(pick="b", standings=(), regret=0.0, most=0.0, close=1.0, sampled_s=0.5, exhaustive_s=5.0)
-    kept = Kept(key={}, backend="b", workload="attention", case={}, case_id="b4-s4096", started="2026-11-20T00:00:00Z",
-                environment=HERE, settings=Settings(device="cuda:0"), rules={}, configs={"b": {}}, timer="cupti",
-                l2="cold", compiled=("b",), seconds=Seconds(compile=3.0))
+    kept = RaceFile(key={}, backend="b", workload="attention", case={}, case_id="b4-s4096",
+                    started="2026-11-20T00:00:00Z", environment=HERE, settings=Settings(device="cuda:0"), rules={},
+                    configs={"b": {}}, timer="cupti", l2="cold", compiled=("b",), seconds=Seconds(compile=3.0))
     assert conditions(kept) == "NVIDIA H200 · torch 2.11 · triton 3.6 · timer cupti · L2 cold · burst"
     fresh = remarks(kept, outcome, fresh=True, asked="b4-s4000")
     assert set(fresh) == {"raced", "time"}

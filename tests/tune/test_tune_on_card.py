@@ -10,7 +10,7 @@ from attnbench.backends.registry import all_backends
 from attnbench.record import Run, Settings
 from attnbench.stats.race_data import Rules
 from attnbench.sweep.run import Execution
-from attnbench.tune.kept import Kept, read
+from attnbench.tune.race_file import RaceFile, read
 from attnbench.tune.run import Tuning
 from attnbench.tune.space import space
 from attnbench.workloads.base import load_workload
@@ -27,7 +27,7 @@ def test_a_space_is_compiled_by_several_and_measured_by_one(tmp_path, monkeypatc
     case = load_workload("hstu").case(SHAPE)
     every = space(all_backends()["hstu-triton"], case, (), "test")
     with Execution(run) as execution:
-        kept = Kept(key={}, backend="hstu-triton", workload="hstu", case=case.to_dict(), case_id=case.id,
+        kept = RaceFile(key={}, backend="hstu-triton", workload="hstu", case=case.to_dict(), case_id=case.id,
                     started=run.started, environment=execution.environment(), settings=settings,
                     configs=dict(list(every.items())[:12]), rules=dataclasses.asdict(Rules(heat=6, finalists=4)))
         path = tmp_path / "race.json"

@@ -14,7 +14,7 @@ from attnbench.record import Environment, Run, Settings
 from attnbench.stats.race_data import Rules
 from attnbench.suites.user_backends import known_backends
 from attnbench.sweep.run import Execution
-from attnbench.tune.kept import Kept, read, write
+from attnbench.tune.race_file import RaceFile, read, write
 from attnbench.tune.run import Tuning
 from attnbench.tune.space import space
 from attnbench.tune.table import rows, to_csv
@@ -35,7 +35,7 @@ def executing(card):
 
 def begun(environment, patterns=()):
     case = load_workload("attention").case(SHAPE)
-    return Kept(key={}, backend="tunable", workload="attention", case=case.to_dict(), case_id=case.id,
+    return RaceFile(key={}, backend="tunable", workload="attention", case=case.to_dict(), case_id=case.id,
                 started="2026-11-20T12:34:56Z", environment=environment, settings=SETTINGS,
                 configs=space(known_backends([FILE])["tunable"], case, patterns, "attnbench tune"),
                 rules=dataclasses.asdict(Rules()))

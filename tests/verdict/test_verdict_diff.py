@@ -323,8 +323,8 @@ def test_a_row_alone_may_be_luck_in_one_process_and_not_in_three():
     alone = {one.key[1:3]: one for one in diff([one_row(70, 1)], [one_row(71, 1, 1.035)]).changes}["s2", "mine"]
     assert alone.verdict == "unclear"
     assert alone.low > 0.0, "its samples show it"
-    assert re.fullmatch(r"\+3\.\d % in one process a side may be luck of its placement; `--replicates 3`, .* tell",
-                        alone.remark)
+    assert re.fullmatch(r"\+3\.\d % in one process a side may be the difference of two processes; "
+                        "`--replicates 3`, .* tell", alone.remark)
     assert alone.smallest > 0.04
     three = {one.key[1:3]: one.verdict for one in diff([one_row(72, 3)], [one_row(73, 3, 1.035)]).changes}
     assert three["s2", "mine"] == "slower"

@@ -47,7 +47,7 @@ class BsaSession(Buffers):
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
         config = kernels.changed_config(kernels.default_config(problem, tensors.capability, rows=tensors.rows),
                                         problem, changes)
-        if fault := kernels.cut_fault(problem, config, capability=tensors.capability):
+        if fault := kernels.config_fault(problem, config, capability=tensors.capability):
             raise Unsupported(f"{who}: {fault}; another configuration")
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,16 +19,22 @@ def products() -> Iterator[set[str]]:
 
     What a library computes without torch's dispatcher is not seen: kernels launched by themselves, NumPy.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     found: set[str] = set()
 
-    class Collect(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            if PRODUCTS.search(name):
-                found.add(name)
-            return func(*args, **(kwargs or {}))
+    def collect(mode: TorchDispatchMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if PRODUCTS.search(name):
+            found.add(name)
+        return func(*args, **(kwargs or {}))
 
+    class Collect(TorchDispatchMode):
+        pass
+
+    # In the body of the class torch would wrap it, so that torch.compile does not trace it, in what imports all of
+    # torch._dynamo at the first call: half of what a worker on a CPU takes to start.
+    Collect.__torch_dispatch__ = torch._disable_dynamo(collect) if "torch._dynamo" in sys.modules else collect
     with Collect():
         yield found

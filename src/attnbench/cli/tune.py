@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnbench.backends.base import Backend
     from attnbench.record import Settings
     from attnbench.stats.race_data import Rules
-    from attnbench.tune.kept import Kept
+    from attnbench.tune.race_file import RaceFile
 
 WHO = "attnbench tune"
 INTERRUPTED = 130
@@ -166,7 +166,7 @@ class _Request:
 
     def _check_places(self) -> None:
         from attnbench.store.files import check_writable
-        from attnbench.tune.kept import FOLDER
+        from attnbench.tune.race_file import FOLDER
 
         for path in (self.args.csv, self.args.json):
             if path not in (None, "-"):
@@ -245,13 +245,13 @@ class _Request:
 
     # ── measuring ──────────────────────────────────────────────────────────────────────────────────
 
-    def answers(self, output: Output) -> tuple[dict[str, Kept], list[NothingToRun]]:
+    def answers(self, output: Output) -> tuple[dict[str, RaceFile], list[NothingToRun]]:
         """A finished race a case, from disk or measured, and the cases that have none."""
         from attnbench.cli.progress import Bar
         from attnbench.sweep.run import Event, Execution
         from attnbench.tune.run import Progress
 
-        found: dict[str, Kept] = {}
+        found: dict[str, RaceFile] = {}
         losses: list[NothingToRun] = []
         self.fresh: set[str] = set()
         with Bar(output, WHO) as bar, Execution(self.plan, files=self.files) as execution:
@@ -265,11 +265,11 @@ class _Request:
                     losses.append(loss)
         return found, losses
 
-    def _answer(self, case_id: str, execution: Any, tell: Any) -> Kept:
+    def _answer(self, case_id: str, execution: Any, tell: Any) -> RaceFile:
         import dataclasses
 
         from attnbench.store.runfile import now
-        from attnbench.tune import kept as tunings
+        from attnbench.tune import race_file
         from attnbench.tune.ahead import default_jobs
         from attnbench.tune.key import bucket, digest
         from attnbench.tune.run import Tuning
@@ -277,13 +277,13 @@ class _Request:
         case, environment = self.cases[case_id], execution.environment()
         stands_for = bucket(self.workload, case)
         key = self._key(stands_for, environment, case_id)
-        path = tunings.place(self.args.out, stands_for.id, self.backend.name, digest(key)) if self.args.save else None
-        known = tunings.read(path) if path is not None and not self.args.again else None
+        path = race_file.place(self.args.out, stands_for.id, self.backend.name, digest(key)) if self.args.save else None
+        known = race_file.read(path) if path is not None and not self.args.again else None
         over = known is not None and known.outcome() is not None
         if known is not None and over and set(self.references) <= set(known.references):
             return known
         same = known is not None and known.case_id == case_id and (self.args.resume or over)
-        kept = known if same and known is not None else tunings.Kept(
+        kept = known if same and known is not None else race_file.RaceFile(
             key=key, backend=self.backend.name, workload=self.workload.name, case=case.to_dict(), case_id=case_id,
             started=now(), environment=environment, settings=self.settings, configs=self.spaces[case_id],
             rules=dataclasses.asdict(self.rules()))
@@ -310,18 +310,18 @@ class _Request:
 
     # ── telling ────────────────────────────────────────────────────────────────────────────────────
 
-    def deliver(self, answers: Mapping[str, Kept], output: Output) -> None:
+    def deliver(self, answers: Mapping[str, RaceFile], output: Output) -> None:
         """Write the rows, then print what was found."""
         from attnbench.store.files import write_stdout, write_text
         from attnbench.text import spelled
-        from attnbench.tune import kept as tunings
+        from attnbench.tune import race_file
         from attnbench.tune.key import digest
         from attnbench.tune.table import rows, to_csv, to_json
 
         tables = [rows(kept, outcome) for kept in answers.values() if (outcome := kept.outcome())]
         if self.args.save:
             for kept, table in zip(answers.values(), tables, strict=True):
-                path = tunings.place(self.args.out, kept.case_id, kept.backend, digest(kept.key))
+                path = race_file.place(self.args.out, kept.case_id, kept.backend, digest(kept.key))
                 write_text(path.with_suffix(".csv"), to_csv(table))
         whole = [row for table in tables for row in table]
         texts = {"csv": to_csv(whole), "json": to_json(whole)}
@@ -334,10 +334,10 @@ class _Request:
             if getattr(self.args, name) == "-":
                 write_stdout(spelled(text).encode())
 
-    def _print(self, case_id: str, kept: Kept, output: Output) -> None:
+    def _print(self, case_id: str, kept: RaceFile, output: Output) -> None:
         from attnbench.report.tuning import render_tuning
+        from attnbench.tune.notes import conditions, no_times, remarks, rerun, standings
         from attnbench.tune.space import short_of
-        from attnbench.tune.words import conditions, no_times, remarks, rerun, standings
 
         outcome = kept.outcome()
         assert outcome is not None

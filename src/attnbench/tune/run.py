@@ -20,8 +20,8 @@ from attnbench.record import PlannedGroup, Record, Status
 from attnbench.stats.race_data import Heat
 from attnbench.sweep.run import Execution
 from attnbench.tune.ahead import compile_ahead
-from attnbench.tune.kept import Failure, Kept, Reference
-from attnbench.tune.kept import write as write_kept
+from attnbench.tune.race_file import Failure, RaceFile, Reference
+from attnbench.tune.race_file import write as write_file
 
 CHECKED_TOGETHER = 16
 """Sessions open at once while they are checked: they share one evaluation of the oracle."""
@@ -56,7 +56,7 @@ class Tuning:
         on_progress: told what happens.
     """
 
-    kept: Kept
+    kept: RaceFile
     path: Path | None
     execution: Execution
     files: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Tuning:
     references: tuple[str, ...] = ()
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
 
-    def carry_out(self) -> Kept:
+    def carry_out(self) -> RaceFile:
         """Compile, check, race.
 
         Raises:
@@ -200,13 +200,13 @@ class Tuning:
     def _keep(self, *, write: bool = True, **fields: object) -> None:
         self.kept = self.kept.with_(**fields)
         if write and self.path is not None:
-            write_kept(self.kept, self.path)
+            write_file(self.kept, self.path)
 
     def _tell(self, step: str, done: int, total: int | None = None, word: str = "") -> None:
         self.on_progress(Progress(step, done, len(self.kept.configs) if total is None else total, word))
 
 
-def nobody_ran(kept: Kept) -> str:
+def nobody_ran(kept: RaceFile) -> str:
     """One line: how many configurations did not run, by reason."""
     counted: dict[str, int] = {}
     for name, failure in kept.failures.items():

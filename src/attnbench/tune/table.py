@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench.stats.race_data import Outcome
-from attnbench.tune.kept import Kept
+from attnbench.tune.race_file import RaceFile
 from attnbench.tune.space import short_of
 
 COLUMNS = ("backend", "config", "case", "seqlen", "ended", "stage", "ratio_to_pick", "ci_low", "ci_high", "median_ms",
            "tflops", "relative_performance", "samples", "reason")
 
 
-def rows(kept: Kept, outcome: Outcome) -> list[dict[str, Any]]:
+def rows(kept: RaceFile, outcome: Outcome) -> list[dict[str, Any]]:
     """One row a configuration, the pick first, those that fell out last.
 
     ``ratio_to_pick`` is its time over the pick's; ``ended`` is picked, final, cut, dropped, reference, or the

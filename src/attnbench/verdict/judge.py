@@ -10,13 +10,13 @@ from attnbench.stats.moderated import each, quantile
 from attnbench.stats.ratio import SAME_WITHIN, Verdict
 from attnbench.verdict.contrast import Contrast, Contrasts, contrasts_of
 from attnbench.verdict.levels import Leveled
-from attnbench.verdict.luck import Luck
 from attnbench.verdict.noise import Noise
+from attnbench.verdict.placement import PlacementError
 from attnbench.verdict.together import Move, Names, moves_of
 
 ALARMS = 0.03
 """Share of diffs of equal code in which any row may be called changed by its own interval.  5 % are promised of a whole
-diff, in which groups of rows (`together`) and luck (`luck`) have their part."""
+diff, in which groups of rows (`together`) and differences of processes (`placement`) have their part."""
 
 TO_UNCHANGED = 0.2
 """Part of that which the rows that stayed the same have, where others did not: those are what is asked about."""
@@ -45,8 +45,8 @@ class Judged:
     references: tuple[int, ...] = ()
     elsewhere: bool = False
     "the references are rows of other cases"
-    luck: float = 0.0
-    "change that one process a side may show by luck"
+    placement: float = 0.0
+    "change that may be the difference of two processes, where each side has one"
     together: Move | None = None
     "of the rows of its backend, or of all rows, where they show what this one could not alone"
 
@@ -71,9 +71,9 @@ def judge(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool
     noise = {paired: Noise([[one if one and bool(one.references) is paired else None for one in rows]
                              for rows in contrasts], references) for paired in (False, True)}
     confidence = _confidence(contrasts, references, names)
-    luck, moves = Luck(contrasts, references, names), moves_of(contrasts, names)
+    placement, moves = PlacementError(contrasts, references, names), moves_of(contrasts, names)
     return [[Judged("unclear") if one is None or name is None else
-             _verdict(one, noise[bool(one.references)], confidence[flag], luck,
+             _verdict(one, noise[bool(one.references)], confidence[flag], placement,
                       [move for group in (name, None) if (move := moves.get(group)) is not None], same_within)
              for one, flag, name in zip(rows, flags, kinds, strict=True)]
             for rows, flags, kinds in zip(contrasts, references, names, strict=True)]
@@ -89,18 +89,18 @@ def _confidence(contrasts: Contrasts, references: Sequence[Sequence[bool]], name
     return {flag: each(1.0 - shares[flag] * ALARMS, counts[flag]) for flag in counts}
 
 
-def _verdict(one: Contrast, noise: Noise, confidence: float, luck: Luck, moves: Sequence[Move],
+def _verdict(one: Contrast, noise: Noise, confidence: float, placement: PlacementError, moves: Sequence[Move],
              same_within: float) -> Judged:
     found = Judged("unclear", one.change, relative=one.relative, references=one.references, elsewhere=one.elsewhere,
-                   luck=luck.of(one))
+                   placement=placement.of(one))
     if one.is_hopeless:
         return found
     variance, degrees = noise.of(one)
     error = math.sqrt(variance)
     reach, power = (quantile(share, degrees) * error for share in ((1.0 + confidence) / 2.0, POWER))
     found.low, found.high = one.change - reach, one.change + reach
-    found.smallest = max(reach, found.luck, LEAST) + power
-    alone = abs(one.change) > max(LEAST, found.luck) and (found.low > 0.0 or found.high < 0.0)
+    found.smallest = max(reach, found.placement, LEAST) + power
+    alone = abs(one.change) > max(LEAST, found.placement) and (found.low > 0.0 or found.high < 0.0)
     found.together = None if alone else next((move for move in moves if _belongs(found, move, variance)), None)
     if alone or found.together:
         found.verdict = _shown(one)

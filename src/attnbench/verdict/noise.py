@@ -20,8 +20,8 @@ raise any alarm, and the share of 3 % slowdowns that is called.
     the same, all together                                     6 of 100      0.62
     this                                                       1 of 100      1.00
 
-With one process a side it is the backend's rows together (`together`) that are seen, since luck (`luck`) may do as much
-to a row alone.
+With one process a side it is the backend's rows together (`together`) that are seen, since two processes
+(`placement`) may differ by as much in a row alone.
 
 Samples alone take a process's offset for a change.  Processes row by row are honest but, three a side and
 sixty rows, nearly blind.  Only what the rows teach one another gives both.

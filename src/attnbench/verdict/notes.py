@@ -45,8 +45,9 @@ def _on_what(row: Row, judged: Judged) -> Iterator[str]:
     if judged.together is not None and judged.verdict in ("slower", "faster"):
         yield (f"one of the rows that moved together, by {percent(judged.together.change)} over "
                f"{judged.together.cases} cases; alone it shows nothing")
-    elif judged.verdict == "unclear" and abs(judged.change) <= judged.luck and (judged.low > 0.0 or judged.high < 0.0):
-        yield f"{percent(judged.change)} in one process a side may be luck of its placement; {MORE} tell"
+    elif (judged.verdict == "unclear" and abs(judged.change) <= judged.placement
+          and (judged.low > 0.0 or judged.high < 0.0)):
+        yield f"{percent(judged.change)} in one process a side may be the difference of two processes; {MORE} tell"
 
 
 def _on_clock(time: float, clock: float | None) -> Iterator[str]:

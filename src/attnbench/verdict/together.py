@@ -1,4 +1,4 @@
-"""Rows that moved together: what one row's offset can do by luck, a dozen do not do alike.
+"""Rows that moved together: what one row's offset can do by chance, a dozen do not do alike.
 
 How far two processes of the same code lie apart in one row is that row's own: its placement, its heat.
 So many rows that moved by the same amount show a change that is far below what one of them could show.

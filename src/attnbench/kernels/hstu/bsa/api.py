@@ -39,7 +39,7 @@ from attnbench.kernels.hstu.bsa.plan import (
     BsaConfig,
     backward_shapes,
     changed_config,
-    cut_fault,
+    config_fault,
     default_config,
 )
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
@@ -57,8 +57,8 @@ from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.limits import lies_in_rows
 
 __all__ = ["BsaCall", "BsaConfig", "BsaGradients", "BsaProblem", "BsaTensors", "allocate", "backward",
-           "backward_shapes", "changed_config", "check", "cut_fault", "default_config", "forward", "forward_workspace",
-           "hstu_bsa_attention", "problem_of"]
+           "backward_shapes", "changed_config", "check", "config_fault", "default_config", "forward",
+           "forward_workspace", "hstu_bsa_attention", "problem_of"]
 
 WHO = "hstu_bsa_attention"
 BLOCK_SIZES = (16, 32, 64, 128)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from attnbench.kernels.hstu.bsa.hopper.attend_config import attend_cut, attend_fault
-from attnbench.kernels.hstu.bsa.hopper.select_config import select_cut, select_fault
+from attnbench.kernels.hstu.bsa.hopper.attend_config import attend_fault, default_attend
+from attnbench.kernels.hstu.bsa.hopper.select_config import default_select, select_fault
 from attnbench.kernels.hstu.bsa.problem import BsaProblem, NamedDtype
 from attnbench.kernels.shared.configs import LaunchConfig, Spelled
 from attnbench.kernels.shared.family import Family, Part, Values
@@ -186,8 +186,8 @@ class _Kernels(Part[Shape]):
 
     def tuned(self, shape: Shape) -> str:
         p, card = shape.problem, shape.capability
-        return _MIXED[select_fault(p, select_cut(p), capability=card) is None,
-                      attend_fault(p, attend_cut(p), capability=card) is None]
+        return _MIXED[select_fault(p, default_select(p), capability=card) is None,
+                      attend_fault(p, default_attend(p), capability=card) is None]
 
 
 FAMILY = Family((_Kernels(),))

@@ -96,17 +96,18 @@ def attend(call: BsaCall) -> None:
     if c.schedule == "ticket":
         call.workspace["progress"].zero_()
         hstu_bsa_ticket[((p.units + lag) * (parts + row_parts),)](
-            **_attend_cut(call) | _combine_cut(call) | {"ROWS": c.attend_rows}, **call.tensors("progress"),
+            **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows}, **call.tensors("progress"),
             COMBINE_ROWS=c.combine_rows, units=p.units, lag=lag, ring=ring, parts=parts, row_parts=row_parts, span=span)
         return
     for first in range(0, p.units, ring):
         units = min(ring, p.units - first)
         if parts:
-            hstu_bsa_attend[(units * parts,)](**_attend_cut(call), first_unit=first, parts=parts)
-        hstu_bsa_combine[(units * row_parts,)](**_combine_cut(call), first_unit=first, row_parts=row_parts, span=span)
+            hstu_bsa_attend[(units * parts,)](**_attend_arguments(call), first_unit=first, parts=parts)
+        hstu_bsa_combine[(units * row_parts,)](
+            **_combine_arguments(call), first_unit=first, row_parts=row_parts, span=span)
 
 
-def _attend_cut(call: BsaCall) -> dict[str, Any]:
+def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     return {**call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"), **call.sequences(),
             **call.strides("q", "k", "v"), "heads": p.heads, "entry_rows": p.queries * p.others,
@@ -115,7 +116,7 @@ def _attend_cut(call: BsaCall) -> dict[str, Any]:
             **options_of(c.attend_warps, 1, c.attend_registers)}
 
 
-def _combine_cut(call: BsaCall) -> dict[str, Any]:
+def _combine_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     dims = {name: value for name, value in call.dims().items() if name in ("LINEAR_DIM", "BLOCK_V")}
     return {**call.tensors("out", "partial"), "gates_ptr": first_of(call.gates, call.q), **call.sequences(),

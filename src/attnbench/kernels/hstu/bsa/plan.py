@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from attnbench.kernels.hstu.bsa.hopper.attend_config import ROWS as HOPPER_ROWS
-from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault, attend_shapes
-from attnbench.kernels.hstu.bsa.hopper.select_config import SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig, attend_fault, attend_shapes, default_attend
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig, default_select, select_fault
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
 SCHEDULES = ("ticket", "passes")
@@ -28,9 +28,9 @@ SCHEDULES = ("ticket", "passes")
 class BsaConfig:
     """Launch configuration.  The defaults were chosen by reading compiled code and a few trials on an H200."""
 
-    select: SelectCut | None = None
+    select: SelectConfig | None = None
     "of the kernel for Hopper that selects; None: the portable one, which has the fields `select_...`"
-    attend: AttendCut | None = None
+    attend: AttendConfig | None = None
     "of the kernel for Hopper that attends; None: the portable one, which has the fields below it"
     schedule: str = "ticket"
     "how partial rows and their sums follow each other: ticket, or passes"
@@ -125,13 +125,13 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
-    hopper: dict[str, Any] = {"select": select_cut(problem), "attend": attend_cut(problem)} if rows else {}
+    hopper: dict[str, Any] = {"select": default_select(problem), "attend": default_attend(problem)} if rows else {}
     values |= {name: config for name, config in hopper.items()
-               if cut_fault(problem, BsaConfig(**{name: config}), capability=capability) is None}
-    return BsaConfig(**values, **_backward_cut(problem, capability, size))
+               if config_fault(problem, BsaConfig(**{name: config}), capability=capability) is None}
+    return BsaConfig(**values, **_backward_fields(problem, capability, size))
 
 
-def _backward_cut(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
+def _backward_fields(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
     """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
     if problem.dtype == torch.float32:
         return {"means_rows": 16, "means_blocks": 16, "means_stages": 1, "keys_rows": 16, "keys_warps": 8,
@@ -168,14 +168,14 @@ def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str,
     Raises:
         TypeError: there is no such field.
     """
-    whole: dict[str, Any] = {"select": config.select or select_cut(problem),
-                             "attend": config.attend or attend_cut(problem)}
+    whole: dict[str, Any] = {"select": config.select or default_select(problem),
+                             "attend": config.attend or default_attend(problem)}
     values: dict[str, Any] = {name: replace(whole[name], **value) if isinstance(value, Mapping) else value
                               for name, value in changes.items()}
     return replace(config, **values)
 
 
-def cut_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
+def config_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
     """Why a kernel for Hopper that a configuration names cannot run, as words behind its name; None where it can."""
     faults = {"select": config.select and select_fault(problem, config.select, capability=capability),
               "attend": config.attend and attend_fault(problem, config.attend, capability=capability)}

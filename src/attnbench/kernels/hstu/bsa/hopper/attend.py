@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendCut, attend_cut, attend_fault
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig, attend_fault, default_attend
 from attnbench.kernels.hstu.bsa.hopper.queue import (
     PLAIN,
     TILE_ROWS,
@@ -279,38 +279,38 @@ def hstu_bsa_hopper_attend(
     ], [4, 2, 1, 1, 1, 1, 1], [SUM_REGISTERS, 48, 48, 48, 48, 48, 48])
 
 
-def attend_hopper(call: BsaCall, cut: AttendCut | None = None) -> None:
+def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
     """Add the selected branch to `call.out`, which holds the others.
 
     Nothing is allocated and nothing waits for the device.
 
     Args:
         call: with lists in its workspace, of tiles of TILE_ROWS entries, and what `attend_shapes` says.
-        cut: of the kernel; None: `attend_cut`'s.
+        config: of the kernel; None: `default_attend`'s.
 
     Raises:
         ValueError: `attend_fault` has one, or as `BsaCall.require` says.
     """
     p = call.problem
-    cut = cut or attend_cut(p)
-    call.require("attend_hopper", attend_fault(p, cut, capability=call.capability))
+    config = config or default_attend(p)
+    call.require("attend_hopper", attend_fault(p, config, capability=call.capability))
     # A sequence of no whole block has no list.
     if not p.units * p.max_seqlen_q or not p.mean_rows:
         return
-    group = cut.group(p)
+    group = config.group(p)
     call.workspace["progress"].zero_()
-    hstu_bsa_hopper_attend[(cut.programs * processors(call.q),)](
+    hstu_bsa_hopper_attend[(config.programs * processors(call.q),)](
         q_ptr=call.q, k_desc=rows_of(call.k, p.block_size, p.block_d), v_desc=rows_of(call.v, p.block_size, p.block_v),
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"), **call.sequences(),
-        **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=cut.steps(p),
+        **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=config.steps(p),
         ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others,
         tile_rows=p.tile_rows(TILE_ROWS.value), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
-        **_constants(call, cut), num_warps=8)
+        **_constants(call, config), num_warps=8)
 
 
-def _constants(call: BsaCall, cut: AttendCut) -> dict[str, Any]:
+def _constants(call: BsaCall, config: AttendConfig) -> dict[str, Any]:
     p = call.problem
     return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "OTHERS": p.others,
-            "GATES": p.gates, "SHARED": p.shared, "TANH": call.config.silu == "tanh", "KEEP": cut.keep,
-            "STAGES": cut.stages, "JOB_ROWS": cut.job_rows, "JOBS": cut.jobs, "SUM_REGISTERS": 112}
+            "GATES": p.gates, "SHARED": p.shared, "TANH": call.config.silu == "tanh", "KEEP": config.keep,
+            "STAGES": config.stages, "JOB_ROWS": config.job_rows, "JOBS": config.jobs, "SUM_REGISTERS": 112}

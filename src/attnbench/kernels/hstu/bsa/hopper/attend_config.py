@@ -25,7 +25,7 @@ APART = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttendCut:
+class AttendConfig:
     """Launch configuration."""
 
     stages: int = 4
@@ -64,39 +64,39 @@ class AttendCut:
         return self.stages * tile + turned + self.jobs * (20 * self.job_rows + 256)
 
 
-def attend_cut(problem: BsaProblem) -> AttendCut:
+def default_attend(problem: BsaProblem) -> AttendConfig:
     """The configuration for a problem, chosen by reading compiled code and a few trials on an H200."""
     p = problem
     fits = [stages for stages in (2, 4, 6)
-            if AttendCut(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
-    cut = AttendCut(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
-    return replace(cut, ring_mib=PLACES[p.block_v > 64] * cut.group(p) * _pair_bytes(p) / 2**20)
+            if AttendConfig(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
+    config = AttendConfig(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
+    return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * _pair_bytes(p) / 2**20)
 
 
-def attend_shapes(problem: BsaProblem, cut: AttendCut) -> Shapes:
+def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
     """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
     import torch
 
     p = problem
-    return {"partial": ((cut.ring(p) * cut.group(p), p.slot_rows, p.linear_dim), p.dtype),
-            "progress": (((2 + 2 * cut.steps(p)) * APART,), torch.int32)}
+    return {"partial": ((config.ring(p) * config.group(p), p.slot_rows, p.linear_dim), p.dtype),
+            "progress": (((2 + 2 * config.steps(p)) * APART,), torch.int32)}
 
 
-def attend_fault(problem: BsaProblem, cut: AttendCut, *, capability: tuple[int, int] | None) -> str | None:
+def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple[int, int] | None) -> str | None:
     """Why `attend_hopper` cannot run so, as words behind its name; None where it can.
 
     Args:
         problem: the call.
-        cut: launch configuration.
+        config: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem
-    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v, p.block_size), (
+    return first_fault(p, capability, config.shared_bytes(p.block_d, p.block_v, p.block_size), (
         (p.others < 1, "has nothing to do for one block a query; at least 2"),
         (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
-        (cut.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {cut.job_rows}"),
-        (cut.stages < 2, f"has {cut.stages} tiles in flight; at least 2"),
-        (min(cut.jobs, cut.programs) < 1, "has no job or program; at least 1"),
+        (config.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {config.job_rows}"),
+        (config.stages < 2, f"has {config.stages} tiles in flight; at least 2"),
+        (min(config.jobs, config.programs) < 1, "has no job or program; at least 1"),
     ))
 
 

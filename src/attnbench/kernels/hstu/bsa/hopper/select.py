@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from attnbench.kernels.hstu.bsa.hopper.select_config import REGISTERS, SelectCut, select_cut, select_fault
+from attnbench.kernels.hstu.bsa.hopper.select_config import REGISTERS, SelectConfig, default_select, select_fault
 from attnbench.kernels.hstu.bsa.hopper.stripes import (
     Consumer,
     GridProblem,
@@ -308,22 +308,22 @@ def hstu_bsa_hopper_select(
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 
 
-def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
+def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
     """Write the compressed branch, the keys nearby and the selection: all rows of `call.out` and `call.blocks`.
 
     Nothing is allocated and nothing waits for the device.
 
     Args:
         call: with means in its workspace.
-        cut: of the kernel; None: `select_cut`'s.
+        config: of the kernel; None: `default_select`'s.
 
     Raises:
         ValueError: `select_fault` has one, or as `BsaCall.require` says.
     """
     p = call.problem
-    cut = cut or select_cut(p)
-    call.require("select_hopper", select_fault(p, cut, capability=call.capability))
-    tiles = -(-p.max_seqlen_q // (cut.rows * cut.groups))
+    config = config or default_select(p)
+    call.require("select_hopper", select_fault(p, config, capability=call.capability))
+    tiles = -(-p.max_seqlen_q // (config.rows * config.groups))
     jobs = tiles * p.units
     if not jobs or not call.out.numel():
         return
@@ -331,18 +331,18 @@ def select_hopper(call: BsaCall, cut: SelectCut | None = None) -> None:
     # Without a whole block no mean is loaded, and keys stand in.
     means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
                         for name, x in (("means_k", call.k), ("means_v", call.v)))
-    hstu_bsa_hopper_select[(cut.programs(jobs, processors(call.q)),)](
-        rows_of(call.q, ROWS.value, block_d), rows_of(means_k, cut.blocks, block_d),
-        rows_of(means_v, cut.blocks, block_v), rows_of(call.k, cut.blocks, block_d),
-        rows_of(call.v, cut.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
+    hstu_bsa_hopper_select[(config.programs(jobs, processors(call.q)),)](
+        rows_of(call.q, ROWS.value, block_d), rows_of(means_k, config.blocks, block_d),
+        rows_of(means_v, config.blocks, block_v), rows_of(call.k, config.blocks, block_d),
+        rows_of(call.v, config.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
         call.q if call.gates is None else call.gates, call.blocks, call.offsets,
         call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
-        jobs, 0, num_warps=4, **_constants(call, cut))
+        jobs, 0, num_warps=4, **_constants(call, config))
 
 
-def _constants(call: BsaCall, cut: SelectCut) -> dict[str, Any]:
+def _constants(call: BsaCall, config: SelectConfig) -> dict[str, Any]:
     p = call.problem
     return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
             "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh",
-            "BESIDE": cut.beside, "BLOCKS": cut.blocks, "BLOCK_V": p.block_v, "GROUPS": cut.groups,
-            "MINE": cut.rows // ROWS.value, "STAGES": cut.stages, "REGISTERS": REGISTERS[cut.groups]}
+            "BESIDE": config.beside, "BLOCKS": config.blocks, "BLOCK_V": p.block_v, "GROUPS": config.groups,
+            "MINE": config.rows // ROWS.value, "STAGES": config.stages, "REGISTERS": REGISTERS[config.groups]}

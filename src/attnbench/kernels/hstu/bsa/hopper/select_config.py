@@ -22,7 +22,7 @@ wait for one another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelectCut:
+class SelectConfig:
     """Launch configuration."""
 
     groups: int = 3
@@ -52,25 +52,25 @@ class SelectCut:
         return min(jobs, count) if self.jobs is None else -(-jobs // self.jobs)
 
 
-def select_fault(problem: BsaProblem, cut: SelectCut, *, capability: tuple[int, int] | None) -> str | None:
+def select_fault(problem: BsaProblem, config: SelectConfig, *, capability: tuple[int, int] | None) -> str | None:
     """Why `select_hopper` cannot run so, as words behind its name; None where it can.
 
     Args:
         problem: the call.
-        cut: launch configuration.
+        config: launch configuration.
         capability: of the card; None: not asked.
     """
     p = problem
-    return first_fault(p, capability, cut.shared_bytes(p.block_d, p.block_v), (
+    return first_fault(p, capability, config.shared_bytes(p.block_d, p.block_v), (
         (p.has_targets, "knows no targets"),
         (p.pairs, "knows no pairs"),
         (p.shared, "selects for each head alone"),
         (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
-        (cut.groups not in REGISTERS or cut.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
-        (cut.blocks not in (32, 64, 128), f"has tiles of {cut.blocks} means; 32, 64 or 128"),
-        (cut.stages < 1, "has no stage; at least 1"),
-        (cut.held(p.block_v) > HELD.get(cut.groups, 0),
-         f"has no registers for {cut.rows}x{cut.blocks} tiles and {p.linear_dim} dims; smaller ones"),
+        (config.groups not in REGISTERS or config.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+        (config.blocks not in (32, 64, 128), f"has tiles of {config.blocks} means; 32, 64 or 128"),
+        (config.stages < 1, "has no stage; at least 1"),
+        (config.held(p.block_v) > HELD.get(config.groups, 0),
+         f"has no registers for {config.rows}x{config.blocks} tiles and {p.linear_dim} dims; smaller ones"),
     ))
 
 
@@ -96,6 +96,6 @@ def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared:
     return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)
 
 
-def select_cut(problem: BsaProblem) -> SelectCut:
+def default_select(problem: BsaProblem) -> SelectConfig:
     """The configuration for a problem, of a few that an H200 tried at 8192 rows: others took 4 to 40 % longer."""
-    return SelectCut(stages=8 if max(problem.attn_dim, problem.linear_dim) > 64 else 16)
+    return SelectConfig(stages=8 if max(problem.attn_dim, problem.linear_dim) > 64 else 16)

@@ -1,9 +1,9 @@
-"""What one process a side cannot show: rows that lie apart by luck of their placement.
+"""What one process a side cannot show: rows that differ because two processes differ.
 
 A process does not see its own offsets, and these need not be alike: most rows may lie within a few tenths
 of a per cent of another process's, and one in twenty three per cent off.  So a row that only one process a
 side measured is called changed only when it changed by more than `LEAST`, and by more than a multiple of
-the largest that luck did to the unchanged rows of the same diff.  The multiple follows from the tails:
+the largest change of the unchanged rows of the same diff.  The multiple follows from the tails:
 where these fall with the power k, the largest of m draws is more than c times the largest of n others
 with probability m / (m + n c^k).
 """
@@ -16,14 +16,13 @@ from attnbench.verdict.contrast import Contrast, Contrasts
 from attnbench.verdict.together import Names
 
 LEAST = 0.04
-"""Change up to which luck is not ruled out, whatever the other rows show: of a few dozen, none may have been so
-unlucky."""
+"""Change that two processes may differ by, whatever the other rows show: among a few dozen, none may show it."""
 
 TAILS = 3.0
 """Power with which the tails of the offsets fall, at the slowest: that of Student's t with three degrees."""
 
 OF_CHANGED, OF_UNCHANGED = 0.012, 0.008
-"""Share of diffs of equal code in which luck alone may have a row of changed code called, and one of the others."""
+"""Share of diffs of equal code in which two processes may have a row of changed code called, and one of the others."""
 
 FEWEST = 10
 """Unchanged rows needed to estimate how far chance moves a row."""
@@ -33,8 +32,8 @@ FLOOR = 0.03
 Student's t with three degrees and a scale of 0.4 %, in 1 % of diffs."""
 
 
-class Luck:
-    """How large a change one process a side may show by luck."""
+class PlacementError:
+    """How large a change of a row may be the difference of two processes."""
 
     def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> None:
         comparable = [(one, flag and one.has_reference)

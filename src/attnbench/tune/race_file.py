@@ -63,7 +63,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept(Spelled):
+class RaceFile(Spelled):
     """A race as far as it is known."""
 
     key: Mapping[str, Any]
@@ -114,7 +114,7 @@ class Kept(Spelled):
             return None
         return race.outcome()
 
-    def with_(self, **fields: Any) -> Kept:
+    def with_(self, **fields: Any) -> RaceFile:
         """The same with other fields; `seconds` are added to, not replaced."""
         spent = fields.pop("spent", None)
         if spent is not None:
@@ -128,7 +128,7 @@ def place(out_dir: str | Path, case_id: str, backend: str, digest: str) -> Path:
     return Path(out_dir) / FOLDER / f"{backend}-{case_id}-{digest}.json"
 
 
-def write(kept: Kept, path: Path) -> None:
+def write(kept: RaceFile, path: Path) -> None:
     """Put a race on disk as one step.
 
     Raises:
@@ -137,7 +137,7 @@ def write(kept: Kept, path: Path) -> None:
     write_text(path, json.dumps({"schema": SCHEMA, "tuning": to_dict(kept)}, ensure_ascii=False) + "\n")
 
 
-def read(path: Path) -> Kept | None:
+def read(path: Path) -> RaceFile | None:
     """Read a race; None where there is no file.
 
     Raises:
@@ -155,7 +155,7 @@ def read(path: Path) -> Kept | None:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise RunFileError(refusal("tuning", "path", path, f"has schema {data['schema']}", f"{SCHEMA}", todo))
-        kept = from_dict(Kept, data["tuning"], "tuning")
+        kept = from_dict(RaceFile, data["tuning"], "tuning")
         kept.race()
     except (ValueError, KeyError, TypeError, RunFileError) as error:
         wrong = f"cannot be read ({' '.join(str(error).split())[:200]})"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from attnbench.record import PlannedGroup
 from attnbench.stats.race_data import Outcome, Standing
-from attnbench.tune.kept import Kept
+from attnbench.tune.race_file import RaceFile
 from attnbench.worker.outcome import repro
 
 
-def conditions(kept: Kept) -> str:
+def conditions(kept: RaceFile) -> str:
     """Card, versions, timer and cache."""
     environment = kept.environment
     words = [environment.gpu or environment.cpu, environment.torch and f"torch {environment.torch}",
@@ -21,7 +21,7 @@ def conditions(kept: Kept) -> str:
     return " · ".join(word for word in words if word)
 
 
-def remarks(kept: Kept, outcome: Outcome, *, fresh: bool, asked: str) -> dict[str, str]:
+def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dict[str, str]:
     """Labelled lines: what was raced, where the time went, and whether the answer was kept from before.
 
     Args:
@@ -44,20 +44,20 @@ def remarks(kept: Kept, outcome: Outcome, *, fresh: bool, asked: str) -> dict[st
     return found
 
 
-def rerun(kept: Kept, outcome: Outcome, files: Sequence[str]) -> str:
+def rerun(kept: RaceFile, outcome: Outcome, files: Sequence[str]) -> str:
     """The line that measures the pick beside the default."""
     group = PlannedGroup(group=kept.case_id, workload=kept.workload, case=kept.case, case_id=kept.case_id,
                          backends=(kept.backend, outcome.pick))
     return repro(group, dataclasses.replace(kept.settings, baseline=kept.backend), outcome.pick, files)
 
 
-def standings(kept: Kept) -> list[Standing]:
+def standings(kept: RaceFile) -> list[Standing]:
     """The references that have a time beside the pick's, for the table of the race."""
     return [Standing(name=name, ratio=one.ratio, ci_low=one.ci_low, ci_high=one.ci_high, median_ms=one.median_ms,
                      rounds=one.rounds, stage=0, ended="reference")
             for name, one in kept.references.items() if one.ratio is not None and one.median_ms is not None]
 
 
-def no_times(kept: Kept) -> list[tuple[str, str, str]]:
+def no_times(kept: RaceFile) -> list[tuple[str, str, str]]:
     """Status, name and reason of the references that have none."""
     return [("reference", name, one.reason or "") for name, one in kept.references.items() if one.ratio is None]

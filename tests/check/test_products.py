@@ -1,0 +1,46 @@
+"""The operators of a call that compute, and what it takes to see them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from attnbench.check.products import products
+
+ALONE = """
+import sys
+import torch
+from attnbench.check.products import products
+with products() as names:
+    torch.ones(2, 3) @ torch.ones(3, 2)
+assert names == {"mm"}, names
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_products_and_attention_are_seen_and_copies_are_not():
+    x = torch.ones(1, 1, 4, 8)
+    with products() as names:
+        x.transpose(2, 3).contiguous().half().copy_(x.transpose(2, 3)).mul_(2)
+    assert names == set()
+    with products() as names:
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    assert names
+    with products() as names:
+        (x @ x.transpose(2, 3)).softmax(-1)
+    assert {name.strip("_") for name in names} == {"bmm", "softmax"}
+
+
+def test_they_are_seen_where_a_compiler_is_loaded_too():
+    import torch._dynamo
+
+    with products() as names:
+        torch.ones(2, 3) @ torch.ones(3, 2)
+    assert names == {"mm"}
+
+
+def test_the_compiler_is_not_loaded_to_look():
+    """Half of what a worker on a CPU took to start."""
+    subprocess.run([sys.executable, "-c", ALONE], check=True)
