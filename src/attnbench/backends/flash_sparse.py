@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 
-class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
+class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     """Tensors [B, S, H, D]; results are there before, and nothing but four bytes is allocated in a call."""
 
     name = "flash-sparse"

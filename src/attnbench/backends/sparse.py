@@ -163,6 +163,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         if machine.device not in self.devices:
             raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
                                       f"one of {', '.join(self.devices)}"))
+        super().check(case, machine)
         self.limits.check(self.name, case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
