@@ -105,6 +105,29 @@ def test_a_contiguous_cached_step_is_the_same_by_any_number_of_parts(dim):
     assert not torch.equal(run(), whole)
 
 
+@pytest.mark.hopper
+def test_split_keys_wait_for_the_kernel_before_and_are_waited_for():
+    """Both kernels of a split step are launched before the one in front of them ends."""
+    from attnbench.kernels.hstu.paged.api import hstu_paged_attention
+
+    (q, k, v, pool), table = on_card(make_step([(2000, 60, 40)], heads=2, dim=128, dtype=torch.bfloat16))
+    large = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def run(factor):
+        """A long kernel, queries made at once after it, and what is made of the output at once."""
+        scale = (large @ large)[0, 0] * 0 + factor
+        return hstu_paged_attention(q * scale, k, v, pool, table, scaling_seqlen=SCALE, splits=11) * scale
+
+    wanted = []
+    for factor in (1, 2, 3):
+        torch.cuda.synchronize()
+        wanted.append(run(factor).clone())
+    torch.cuda.synchronize()
+    found = [run(factor) for _ in range(5) for factor in (1, 2, 3)]
+    assert all(torch.equal(one, wanted[number % 3]) for number, one in enumerate(found))
+    assert not torch.equal(wanted[0], wanted[1])
+
+
 @pytest.mark.parametrize("page_size", [32, 128])
 def test_append_on_the_card(page_size):
     from attnbench.kernels.hstu.paged.api import hstu_paged_append

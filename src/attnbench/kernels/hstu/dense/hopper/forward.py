@@ -147,13 +147,20 @@ class ToRows:
         store_output(self.out_desc, place, acc * self.scale, work.query_start, queries, first, work.head)
 
 
+@gluon.constexpr_function
+def part_layout(columns):
+    """Layout of a tile [64, columns] of a part: as products leave it, its columns shuffled.
+
+    Of every sixteen columns of a row a thread has four; shuffled they are next to one another, and stored at once.
+    """
+    wide = [[0, 1 << bit] for bit in range(4, columns.bit_length() - 1)]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], *wide], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+                                      [[16, 0], [32, 0]], [], [64, columns])
+
+
 @aggregate
 class ToParts:
-    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V], from registers.
-
-    Columns are in the order of `SHUFFLED`: of every sixteen a thread has four, which are next to one another there, and
-    stores them at once.
-    """
+    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V] as of `part_layout`."""
 
     parts_ptr: gl.tensor
     heads: gl.tensor
@@ -166,9 +173,11 @@ class ToParts:
         work = read_work(consumer.queue, done)
         first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         BLOCK_V: gl.constexpr = consumer.BLOCK_V
+        LAYOUT: gl.constexpr = part_layout(BLOCK_V)
         acc = acc.reshape([ROWS, BLOCK_V // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, BLOCK_V])
-        rows = gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
-        columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, acc.type.layout))
+        acc = gl.convert_layout(acc, LAYOUT)  # no register leaves its thread
+        rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+        columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, LAYOUT))
         at = (work.query_start + first + rows).to(gl.int64) * self.heads + work.head
         gl.store(self.parts_ptr + (at * BLOCK_V)[:, None] + columns[None, :], acc,
                  mask=(first + rows < queries)[:, None])
