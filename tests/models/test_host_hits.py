@@ -49,12 +49,25 @@ def test_the_break_even_is_a_rate():
 def test_both_are_measured_with_lengths_that_the_model_takes(name):
     ticks = itertools.count()
     model = HstuRanking(config_of(name), dtype=torch.float32)
-    found = HostHits.measured(model, "reference", page_size=32, clock=lambda: float(next(ticks)))
+    found = HostHits.measured(model, model, page_size=32, clock=lambda: float(next(ticks)))
     assert found.tokens == ((202,) if name == "tiny" else (512, 4096))
     assert found.token_bytes == 2 * 2 * model.config.heads * model.config.dim * 4
     # Each call takes one tick: a step with a history is no longer than one without.
     assert set(found.reload_s) == {1.0}
     assert set(found.recompute_s) == {1e-9}
+    assert found.contiguous_gb_s == pytest.approx(-(-found.tokens[-1] // 32) * 32 * found.token_bytes / 1e9)
+    assert ", 90 % of one copy), recompute" in found.words() or name == "small"
+
+
+def test_steps_are_measured_in_the_way_they_are_carried_out():
+    model = HstuRanking(config_of("tiny"), dtype=torch.float32)
+    asked = []
+
+    def score(requests):
+        asked.append([(len(one.items), len(one.candidates)) for one in requests])
+
+    HostHits.measured(model, score, page_size=32)
+    assert asked == 6 * [[(0, 1)]] + 6 * [[(100, 0)]]
 
 
 def test_a_cache_asks_for_each_step():

@@ -54,6 +54,7 @@ def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
         assert (caches[0].counts.host_hit > 0) == ("host_pages" in memory)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("host_pages", [0, 40])
 def test_the_host_waits_for_nothing_inside_a_step(graph, host_pages):

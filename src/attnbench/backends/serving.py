@@ -108,7 +108,9 @@ class ServingSession:
             on_host = case.cache == "host-hit"
             reload: Any = case.on_host_hit == "reload"
             if on_host and case.on_host_hit == "auto":
-                reload = self.choice = HostHits.measured(self.model, attention, page_size=case.page_size)
+                reload = self.choice = HostHits.measured(
+                    self.model, StepGraphs(self.model, attention=attention, capture=capture) if graph else
+                    lambda requests: inputs.model(requests, attention=attention), page_size=case.page_size)
             self.cache = self.model.make_cache(pages=pages, page_size=case.page_size,
                                                host_pages=pages if on_host else 0, reload=reload)
             taken = reload if self.choice is None else self.choice([case.found] * case.batch)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attnbench.models.hstu_ranking.attention import AttentionMaker
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 
@@ -35,6 +34,8 @@ class HostHits:
     "seconds by which a step is longer that computes them"
     token_bytes: int
     "keys and values of a token in all layers"
+    contiguous_gb_s: float | None = None
+    "of one copy from pinned memory, to compare with; None: not known"
 
     def __call__(self, lengths: Sequence[int]) -> bool:
         """Whether bringing back is the quicker one."""
@@ -58,18 +59,19 @@ class HostHits:
 
     def words(self) -> str:
         """One line for a report."""
+        share = f", {100 * self.reload_gb_s / self.contiguous_gb_s:.0f} % of one copy" if self.contiguous_gb_s else ""
         return (f"of {self.tokens[-1]} tokens a user in host memory: reload {1e3 * self.reload_s[-1]:.3g} ms "
-                f"({self.reload_gb_s:.3g} GB/s), recompute {1e3 * self.recompute_s[-1]:.3g} ms; reload pays from "
-                f"{self.break_even_gb_s:.3g} GB/s on")
+                f"({self.reload_gb_s:.3g} GB/s{share}), recompute {1e3 * self.recompute_s[-1]:.3g} ms; reload pays "
+                f"from {self.break_even_gb_s:.3g} GB/s on")
 
     @classmethod
-    def measured(cls, model: HstuRanking, attention: str | AttentionMaker = "paged", *, page_size: int = 64,
+    def measured(cls, model: HstuRanking, score: Callable[[Sequence[Request]], object], *, page_size: int = 64,
                  clock: Callable[[], float] = time.perf_counter) -> HostHits:
         """Measure both with one user of a model; takes a few steps.
 
         Args:
             model: whose keys and values these are.
-            attention: of the steps that compute again.
+            score: carries out a step without a cache, in the way that steps are carried out.
             page_size: tokens of a page.
             clock: seconds.
         """
@@ -80,17 +82,22 @@ class HostHits:
         pages = -(-tokens[-1] // page_size)
         cache = model.make_cache(pages=pages, page_size=page_size, host_pages=pages)
 
+        def seconds(call: Callable[[], object]) -> float:
+            return _seconds(model, call, clock)
+
         def step_s(items: int, candidates: int) -> float:
-            return _seconds(model, lambda: model([_request(model, items, candidates)], attention=attention), clock)
+            requests = [_request(model, items, candidates)]
+            return seconds(lambda: score(requests))
 
         def reload_s(count: int) -> float:
-            return _seconds(model, lambda: cache.copy_in(-(-count // page_size)), clock)
+            return seconds(lambda: cache.copy_in(-(-count // page_size)))
 
         least = step_s(0, 1)
         recompute = [max(1e-9, step_s(count, 0) - least) for count in items]
         reload = [max(1e-9, reload_s(count)) for count in tokens]
         token_bytes = 2 * config.layers * config.heads * config.dim * model.dtype.itemsize
-        return cls(tokens, tuple(reload), tuple(recompute), token_bytes)
+        whole = seconds(lambda: cache.pool.copy_(cache.host, non_blocking=True))
+        return cls(tokens, tuple(reload), tuple(recompute), token_bytes, cache.host.nbytes / max(1e-9, whole) / 1e9)
 
 
 def _request(model: HstuRanking, items: int, candidates: int) -> Request:
