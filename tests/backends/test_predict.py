@@ -34,9 +34,8 @@ def predicted(text, case, inputs):
 
 
 @pytest.mark.parametrize("text", RULES)
-@pytest.mark.parametrize("values", [
-    {}, {"causal": True}, {"nheads": 4, "nheads_kv": 2}, {"seqlen_k": 500, "causal": True}, {"block": "128x64"},
-    {"seqlen": 65}])
+@pytest.mark.parametrize("values", [{}, {"causal": True}, {"nheads": 4, "nheads_kv": 2}, {"block": "128x64"},
+                                    {"seqlen_k": 500, "causal": True}, {"seqlen": 65}])
 def test_a_map_keeps_a_visible_block_of_every_row_and_no_other(text, values):
     case = case_of(**values, pattern="full", density=1.0)
     found = predicted(text, case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"))

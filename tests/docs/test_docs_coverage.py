@@ -92,7 +92,9 @@ OTHERS = {
     "--batch_size", "--num_candidates", "--dataset_name", "--inference",  # the scripts of the seeds
     "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
     "--write", "--check", "--out", "--groups",  # of benchmarks/*.py
-    "--version", "--no-build-isolation",
+    "--num_heads", "--head_dim", "--seq_len", "--simthreshd1_values", "--cdfthreshd_values", "--pvthreshd_values",
+    "--output_dir",  # of seed 003
+    "--version", "--no-build-isolation", "--no-deps",
 }
 
 
