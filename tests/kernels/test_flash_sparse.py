@@ -155,6 +155,18 @@ def test_sections_keep_heads_together_and_the_longest_first(kernels, monkeypatch
         assert rows[:, 1].tolist() == sorted(rows[:, 1].tolist(), reverse=True)
 
 
+def test_a_section_is_never_longer_than_can_be_sorted_by_comparing_all(kernels, monkeypatch):
+    api, lists, _ = kernels
+    monkeypatch.setattr(lists, "MOST", 128)
+    inputs = inputs_of(64 * 150, 128, dim=1, heads=2)
+    problem = api.sparse_problem_of(inputs.q, inputs.k, inputs.v, block=(64, 64))
+    items = lists.lists_of(inputs.block_map, inputs.q, inputs.k, problem).items
+    for begin in (0, 128, 256):
+        rows = items[begin:begin + 128]
+        assert sorted(rows[:, 0].tolist()) == list(range(begin, min(begin + 128, 300)))
+        assert rows[:, 1].tolist() == sorted(rows[:, 1].tolist(), reverse=True)
+
+
 def test_the_oracle_of_these_tests_knows_an_empty_row():
     inputs = inputs_of(70, density=0.0)
     out, lse = truth_of(inputs)

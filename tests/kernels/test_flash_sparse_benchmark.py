@@ -29,7 +29,7 @@ def samples(ms):
 
 def group_of(benchmark, sparse_ms, **values):
     sweep = benchmark.Sweep(**{"name": "128-dims", "seqlen": 16384, "densities": (0.5,)} | values)
-    made = {"density": 0.5, "pattern": "random", "kept": 0.5, "config": "m128"}
+    made = {"density": 0.5, "pattern": "random", "kept": 0.5, "config": sweep.default}
     return asdict(sweep) | {"rows": [
         {"what": "dense", "config": "d", "kept": 1.0} | samples(4.0), made | {"what": "sparse"} | samples(sparse_ms),
         made | {"what": "lists"} | samples(0.02)]}

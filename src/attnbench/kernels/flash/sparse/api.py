@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.sparse.config import Shape, SparseConfig, default_config, fault, nearest
 from attnbench.kernels.flash.sparse.forward import launch_sparse
-from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists, lists_of
+from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of
@@ -50,11 +50,10 @@ def make_lists(
 def _listed(
     given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
 ) -> BlockLists:
-    share, unit = config.share(problem.block[0]), config.unit(problem.block[0])
-    if isinstance(given, BlockLists):
-        check_lists(given, problem, share=share, unit=unit, device=q.device)
+    if isinstance(given, BlockLists):  # the launch checks whose they are
         return given
-    lists = lists_of(given, q, k, problem, share=share, unit=unit)
+    rows = problem.block[0]
+    lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.problem import strides_of
 from attnbench.kernels.flash.sparse.config import SparseConfig
-from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.shared.tiling import block_of
@@ -31,8 +31,11 @@ def launch_sparse(
         config: valid for the shape.
 
     Raises:
-        ValueError: the Hopper path was asked for and cannot describe a tensor; the one line says which.
+        ValueError: the lists are another problem's or configuration's, or the Hopper path was asked for and cannot
+            describe a tensor; the one line says which.
     """
+    rows = problem.block[0]
+    check_lists(lists, problem, share=config.share(rows), unit=config.unit(rows), device=q.device)
     _, heads, rows, columns = problem.map_shape
     all_lists = lists.items.shape[0]
     if all_lists == 0 or q.numel() == 0:

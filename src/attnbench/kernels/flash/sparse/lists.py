@@ -16,6 +16,8 @@ from attnbench.kernels.shared.tiling import group_of
 SECTION_MIB = 16
 "Heads whose keys and values are this large together are worked through before the next: they stay in the L2."
 CHUNK = 128
+MOST = 128 * CHUNK
+"Lists of a section, at most: each is compared with all others to find its place."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ def lists_of(
                 lists, columns, problem.seqlen_q, problem.seqlen_k, UNIT=unit, HALVES=problem.block[0] // unit,
                 BLOCK_K=problem.block[1], CAUSAL=problem.causal, SHARE=share, WIDTH=width,
                 num_warps=1 if width <= 256 else 4)
-            section = section_heads(q, k) * lists
+            section = min(section_heads(q, k) * lists, MOST)
             chunks = -(-section // CHUNK)
             order_lists[(-(-all_lists // section) * chunks,)](
                 listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4)
