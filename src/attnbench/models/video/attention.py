@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -154,14 +156,18 @@ def kept_rows(tokens: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * (tokens - 1) // max(1, count - 1)
 
 
-_OPEN: list[Exchanged] = []
+_OPEN: WeakValueDictionary[int, Exchanged] = WeakValueDictionary()
 "Those that the operator below calls by number: an operator's arguments are tensors and numbers alone."
+_NUMBERS = count()
 
 
 def opaque(attention: Exchanged) -> Attend:
-    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile."""
-    number = len(_OPEN)
-    _OPEN.append(attention)
+    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile.
+
+    It calls `attention` for as long as somebody else keeps that.
+    """
+    number = next(_NUMBERS)
+    _OPEN[number] = attention
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _attend(q, k, v, number)

@@ -5,6 +5,7 @@ Weights are the same for every seed: they belong to the case's model.  A seed dr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from attnbench.models.video.denoise import Denoiser, predictor
 from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.work import weights
 
 WEIGHTS_SEED = 0
 NAMES = ("negative_prompt_embeds", "prompt_embeds")
@@ -131,10 +133,23 @@ def _read_embeds(case: VideoCase, path: Path) -> Tensor:
     return torch.cat(parts)
 
 
+def _check_memory(case: VideoCase, device: str | torch.device) -> None:
+    """Refuse weights that host memory has no room for; a card says so itself.
+
+    Raises:
+        MemoryError: with the sizes.
+    """
+    wanted = weights(case.config) * torch_dtype(case.dtype).itemsize
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.device(device).type == "cpu" and wanted > free // 2:
+        raise MemoryError(f"the weights of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+
+
 def _kept(case: VideoCase, dtype: torch.dtype, device: str | torch.device) -> _Kept:
     key = (case.model, case.shape, case.dtype, str(device), case.weights)
     found = _MODELS.get(key)
     if found is None:
+        _check_memory(case, device)
         if case.weights is None:
             parts = random_parts(case.config, case.shape, seed=WEIGHTS_SEED, dtype=dtype, device=device)
         else:
