@@ -185,12 +185,12 @@ def test_spans_are_recorded_only_where_asked_for():
     spans = Spans()
     exchanged = Exchanged(plain, spans)
     q = torch.randn(1, 8, 2, 16)
-    exchanged(0, q, q, q)
+    exchanged(q, q, q)
     assert spans.total_ms("attention") == 0
     with spans.recorded():
-        exchanged(0, q, q, q)
+        exchanged(q, q, q)
         one = spans.total_ms("attention")
-        exchanged(1, q, q, q)
+        exchanged(q, q, q)
     assert spans.total_ms("attention") > one > 0
     assert spans.total_ms("copies") == 0
 
@@ -207,8 +207,8 @@ def test_a_compiler_sees_one_operator_and_breaks_no_graph():
     assert not [node for node in found.graphs[0].graph.nodes if "scaled_dot_product" in str(node.target)]
     before = exchanged.calls
     with torch.no_grad():
-        torch.testing.assert_close(predictor(mine)(both, embeds, times), predict(parts.transformer, TINY), rtol=0,
-                                   atol=3e-6)
+        torch.testing.assert_close(predictor(mine, exchanged)(both, embeds, times), predict(parts.transformer, TINY),
+                                   rtol=0, atol=3e-6)
     assert exchanged.calls == before + TINY.layers
 
 

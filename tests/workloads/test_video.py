@@ -124,6 +124,12 @@ def test_inputs_follow_the_seed_and_share_one_model(made):
         made(case(), kind="wild")
 
 
+def test_weights_that_memory_has_no_room_for_are_refused(made, monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 10**6, "SC_PAGE_SIZE": 4096}[name])
+    with pytest.raises(MemoryError, match=r"the weights of model cogvideox-2b take 3.4 GB, 4.1 GB are free"):
+        made(WORKLOAD.case({}))
+
+
 def test_embeddings_come_from_a_file(made, tmp_path):
     from safetensors.torch import save_file
 

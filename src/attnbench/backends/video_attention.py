@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Launch
+from attnbench.backends.registry import all_backends
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exc
     from attnbench.models.video.attention import Exchanged, Spans
 
     spans = Spans()
+    # The first steps of a sparse generation may be dense.
+    dense = all_backends()["sdpa"].attend(problem.dense, device) if backend.workload == "sparse" else None
     function = backend.attend(problem, device)
     if function is not None:
-        yield Exchanged(function, spans)
+        yield Exchanged(function, spans, dense=dense)
         return
     template = load_workload(backend.workload).inputs(problem, seed=0, kind="zeros", device=device)
     with backend.session(problem, template) as launch:
-        yield Exchanged(Copied(launch, template, spans), spans, timed=False)
+        yield Exchanged(Copied(launch, template, spans), spans, timed=False, dense=dense)

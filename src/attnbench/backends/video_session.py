@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import InPlace, Launch
 from attnbench.backends.compiled import with_own_code
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.models.video.attention import Exchanged
-    from attnbench.models.video.denoise import Predict
     from attnbench.workloads.video.case import VideoCase
     from attnbench.workloads.video.inputs import VideoInputs
 
@@ -27,7 +27,7 @@ class VideoSession:
 
     def __init__(self, case: VideoCase, inputs: VideoInputs, attention: Exchanged, *, name: str) -> None:
         self.case, self.inputs, self.attention, self.name = case, inputs, attention, name
-        compiled = None if case.compile == "none" else partial(compile_transformer, mode=case.compile)
+        compiled = None if case.compile == "none" else partial(compile_blocks, mode=case.compile)
         self.compiler = _Compiler() if compiled else None
         self.denoiser, _ = inputs.denoiser(attention, compiled=compiled)
         self.found: tuple[Tensor, Tensor] | None = None
@@ -45,6 +45,8 @@ class VideoSession:
         with torch.no_grad():
             self.found = self.denoiser.step(0, self.inputs.latents, self.inputs.embeds)
         _check_calls(self.name, self.attention.calls - before, layers)
+        if self.compiler is not None:
+            self.compiler.stepped()
 
     def outputs(self) -> Mapping[str, Tensor]:
         """Prediction, next latents and rows of the first layer's attention of the last step.
@@ -107,21 +109,29 @@ def _check_calls(who: str, calls: int, wanted: int) -> None:
                                      f"{wanted}"))
 
 
-def compile_transformer(
-    predict: Predict, *, mode: str, compiler: str | Callable[..., object] = "inductor"
-) -> Predict:
-    """The transformer compiled in a mode of torch.compile, apart from those of other sessions."""
+def compile_blocks(transformer: Any, *, mode: str, compiler: str = "inductor") -> None:
+    """Have a transformer's repeated blocks compiled in a mode of torch.compile, apart from those of other sessions.
+
+    All blocks of a kind are the same code, so one of them is compiled and the others use it; the whole at once takes as
+    many times as long.  What lies before and behind the blocks is not compiled.
+    """
     import torch
 
-    return torch.compile(
-        with_own_code(predict), mode=mode if compiler == "inductor" else None, backend=compiler, dynamic=False)
+    compiled: dict[type, Callable[..., Any]] = {}
+    for block in transformer.transformer_blocks if hasattr(transformer, "transformer_blocks") else transformer.blocks:
+        kind = type(block)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(with_own_code(kind.forward), backend=compiler, dynamic=False,
+                                           mode=mode if compiler == "inductor" else None)
+        block.forward = types.MethodType(compiled[kind], block)
 
 
 class _Compiler:
-    """Counts what torch.compile does while a session is open."""
+    """Counts what torch.compile does while a session is open: in its first step, and afterwards."""
 
     def __init__(self) -> None:
         self.before = self._now()
+        self.first: tuple[int, int] | None = None
 
     @staticmethod
     def _now() -> tuple[int, int]:
@@ -129,7 +139,12 @@ class _Compiler:
 
         return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
 
+    def stepped(self) -> None:
+        """Told after every step."""
+        self.first = self.first or self._now()
+
     def counted(self) -> dict[str, float]:
-        """Graph breaks, and graphs beyond the first."""
-        breaks, graphs = (now - before for now, before in zip(self._now(), self.before, strict=True))
-        return {"graph_breaks": breaks, "recompiles": max(0, graphs - 1 - breaks)}
+        """Graph breaks, graphs of the first step, and graphs that were compiled later."""
+        (breaks, graphs), first = self._now(), self.first or self.before
+        return {"graph_breaks": breaks - self.before[0], "graphs": first[1] - self.before[1],
+                "recompiles": graphs - first[1]}

@@ -94,9 +94,11 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
     shown = sorted({steps[round(n * (len(steps) - 1) / (MOST_STEPS_SHOWN - 1))] for n in range(MOST_STEPS_SHOWN)})
     columns = [Column("backend", "latents, relative L1 after step", 0, number=False),
                *(Column(f"{DISTANCE}{step}", str(step), 1 + (step != steps[-1])) for step in shown),
-               Column("cosine", "cosine at the end", 4)]
+               Column("cosine", "cosine at the end", 4), Column("psnr", "PSNR dB", 3), Column("ssim", "SSIM", 3)]
     lines = [
         Line(record, {"backend": backend_name(record), "cosine": _cosine(record.counters.get(f"{COSINE}{steps[-1]}")),
+                      "psnr": figures.plain(record.counters.get("frames_psnr_db")),
+                      "ssim": figures.plain(record.counters.get("frames_ssim")),
                       **{key: f"{record.counters[key]:.1e}" for step in shown
                          if (key := f"{DISTANCE}{step}") in record.counters}})
         for record in rows if f"{DISTANCE}{steps[-1]}" in record.counters]

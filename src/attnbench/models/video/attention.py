@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -106,20 +108,35 @@ class Exchanged:
     layers of random weights, whose attention is close to a mean of all values, a wrong attention hardly shows.
     """
 
-    def __init__(self, attend: Attend, spans: Spans | None = None, *, timed: bool = True) -> None:
-        """Call `attend`; `timed` False where it records spans of its own."""
-        self.attend, self.spans, self.timed = attend, spans or Spans(), timed
+    def __init__(
+        self, attend: Attend, spans: Spans | None = None, *, timed: bool = True, dense: Attend | None = None
+    ) -> None:
+        """Call `attend`.
+
+        Args:
+            attend: what is measured.
+            spans: shared with it where it records spans of its own; `timed` is then False.
+            timed: record each call as a span.
+            dense: what is called in its place while `is_dense`, for first steps that are not sparse.
+        """
+        self.attend, self.spans, self.timed, self.dense = attend, spans or Spans(), timed, dense
+        self.is_dense = False
         self.calls = 0
+        self.layer = 0
+        "of the next call: layers call in turn, and whoever starts a pass through them sets it to 0"
         self.rows: Tensor | None = None
         "[B, up to 64, H, D] of the first layer of the last call"
         self._index: dict[int, Tensor] = {}
         self.look: Callable[[int, Tensor, Tensor, Tensor, Tensor], None] | None = None
         "told the layer, q, k, v and out of every call"
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of a layer, [B, S, H, D]."""
-        self.calls += 1
-        if self.timed and self.spans.on:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the next layer, [B, S, H, D]."""
+        layer = self.layer
+        self.calls, self.layer = self.calls + 1, layer + 1
+        if self.is_dense and self.dense is not None:
+            out = self.dense(q, k, v)
+        elif self.timed and self.spans.on:
             with self.spans.span("attention", q.device):
                 out = self.attend(q, k, v)
         else:
@@ -139,37 +156,41 @@ def kept_rows(tokens: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * (tokens - 1) // max(1, count - 1)
 
 
-_OPEN: list[Exchanged] = []
+_OPEN: WeakValueDictionary[int, Exchanged] = WeakValueDictionary()
 "Those that the operator below calls by number: an operator's arguments are tensors and numbers alone."
+_NUMBERS = count()
 
 
-def opaque(attention: Exchanged) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile."""
-    number = len(_OPEN)
-    _OPEN.append(attention)
+def opaque(attention: Exchanged) -> Attend:
+    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile.
 
-    def call(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _attend(q, k, v, number, layer)
+    It calls `attention` for as long as somebody else keeps that.
+    """
+    number = next(_NUMBERS)
+    _OPEN[number] = attention
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _attend(q, k, v, number)
 
     return call
 
 
 @torch.library.custom_op("attnbench::video_attention", mutates_args=())
-def _attend(q: Tensor, k: Tensor, v: Tensor, number: int, layer: int) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
     # A compiler plans with the strides that `_shape_of` says.
-    return _OPEN[number](layer, q, k, v).contiguous()
+    return _OPEN[number](q, k, v).contiguous()
 
 
 @_attend.register_fake
-def _shape_of(q: Tensor, k: Tensor, v: Tensor, number: int, layer: int) -> Tensor:
+def _shape_of(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
 class CogVideoXProcessor:
-    """Attention over text and video together; of one layer."""
+    """Attention over text and video together."""
 
-    def __init__(self, layer: int, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> None:
-        self.layer, self.attention = layer, attention
+    def __init__(self, attention: Attend) -> None:
+        self.attention = attention
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor | None = None,
@@ -183,7 +204,7 @@ class CogVideoXProcessor:
         q, k, v = (project(tokens).unflatten(2, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v))
         q = q if attn.norm_q is None else attn.norm_q(q)
         k = k if attn.norm_k is None else attn.norm_k(k)
-        out = self.attention(self.layer, q, k, v).flatten(2)
+        out = self.attention(q, k, v).flatten(2)
         out = attn.to_out[1](attn.to_out[0](out))
         found, video = out.split([text, out.shape[1] - text], dim=1)
         return video, found
@@ -192,8 +213,8 @@ class CogVideoXProcessor:
 class WanProcessor:
     """Attention of video tokens to each other; cross attention to the text stays torch's own."""
 
-    def __init__(self, layer: int, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> None:
-        self.layer, self.attention = layer, attention
+    def __init__(self, attention: Attend) -> None:
+        self.attention = attention
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
@@ -212,7 +233,7 @@ class WanProcessor:
             heads_first = (x.transpose(1, 2) for x in (q, k, v))
             out = functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
         else:
-            out = self.attention(self.layer, q, k, v)
+            out = self.attention(q, k, v)
         return attn.to_out[1](attn.to_out[0](out.flatten(2).type_as(hidden_states)))
 
 
@@ -229,11 +250,9 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 PROCESSORS = {"cogvideox": CogVideoXProcessor, "wan": WanProcessor}
 
 
-def exchange(
-    transformer: Any, model: VideoModel, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]
-) -> None:
-    """Have every layer of a transformer call `attention`, by diffusers' own `set_attn_processor`."""
-    make = PROCESSORS[model.family]
-    # Names such as transformer_blocks.7.attn1.processor; the number is the layer's.
-    transformer.set_attn_processor({
-        name: make(int(name.split(".")[1]), attention) for name in transformer.attn_processors})
+def exchange(transformer: Any, model: VideoModel, attention: Attend) -> None:
+    """Have every layer of a transformer call `attention`, by diffusers' own `set_attn_processor`.
+
+    One processor for all of them: a compiler then makes the same code of every block.
+    """
+    transformer.set_attn_processor(PROCESSORS[model.family](attention))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.models.video.attention import Exchanged
 from attnbench.models.video.build import Parts
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -21,9 +22,11 @@ RANGE = "Inference"
 "Name of the NVTX range around a whole generation."
 
 
-def predictor(transformer: Any) -> Predict:
-    """The transformer as a function of tensors alone."""
+def predictor(transformer: Any, attention: Exchanged | None = None) -> Predict:
+    """The transformer as a function of tensors alone, its layers' calls of `attention` counted from 0 each time."""
     def predict(latents: Tensor, embeds: Tensor, timesteps: Tensor) -> Tensor:
+        if attention is not None:
+            attention.layer = 0
         return transformer(hidden_states=latents, encoder_hidden_states=embeds,
                            timestep=timesteps, return_dict=False)[0]
 
@@ -95,7 +98,8 @@ class Denoiser:
 
     def generate(
         self, steps: int, latents: Tensor, embeds: Tensor, *, decode: bool = True,
-        after: Callable[[int, Tensor], None] = lambda index, latents: None,
+        before: Callable[[int], None] = lambda number: None,
+        after: Callable[[int, Tensor], None] = lambda number, latents: None,
     ) -> Generation:
         """All steps and the decoder, in the NVTX range `Inference`.
 
@@ -104,6 +108,7 @@ class Denoiser:
             latents: the noise to begin with.
             embeds: as of `step`.
             decode: whether to make frames.
+            before: told the number of each step, from 1, before it.
             after: told the number of each step, from 1, and its latents; may wait for the device.
         """
         self.begin(steps)
@@ -111,6 +116,7 @@ class Denoiser:
             self._wait()
             started = perf_counter()
             for index in range(steps):
+                before(index + 1)
                 _, latents = self.step(index, latents, embeds)
                 after(index + 1, latents)
             self._wait()

@@ -55,6 +55,7 @@ AXES = (
     Axis("density", parse_density, f"share of a row's blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3",
          None),
     Axis("block", one_of(*BLOCKS), f"queries x keys of a block: {', '.join(BLOCKS)}", BLOCKS[0]),
+    Axis("dense_steps", parse_count, "first steps of a generation that sparse rows compute densely", 0),
     Axis("weights", parse_folder, "a local folder of diffusers with transformer, vae and scheduler; default: random "
          "weights", None),
     Axis("prompt", parse_file, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "

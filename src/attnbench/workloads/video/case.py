@@ -46,7 +46,7 @@ class VideoCase:
     "weight of the prompt; over 1 each step is computed without and with it, as a batch of two"
     dtype: str = "fp16"
     compile: str = "none"
-    "of the transformer: a mode of torch.compile"
+    "of the transformer's blocks: a mode of torch.compile"
     generations: int = 1
     "whole ones after the samples"
     warm_ups: int = 2
@@ -55,6 +55,8 @@ class VideoCase:
     "of the block map of sparse rows, the same one in all layers, as of `sparse.case.SparseCase`; other rows see all"
     density: float | None = None
     block: str = BLOCKS[0]
+    dense_steps: int = 0
+    "first steps of a generation that sparse rows compute with torch's dense attention"
     weights: str | None = None
     "name and hash of a local folder of diffusers (`given_files`); None: random weights"
     prompt: str | None = None
@@ -67,7 +69,8 @@ class VideoCase:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(model, name))
         for name, least, most in (("frames", 1, MOST_FRAMES), ("height", 16, MOST_PIXELS), ("width", 16, MOST_PIXELS),
-                                  ("steps", 1, MOST_STEPS), ("generations", 0, 100), ("warm_ups", 0, 100)):
+                                  ("steps", 1, MOST_STEPS), ("generations", 0, 100), ("warm_ups", 0, 100),
+                                  ("dense_steps", 0, MOST_STEPS)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise UsageError(refusal(WHO, name, value, "cannot be used", f"a whole number from {least} to {most}"))
@@ -140,9 +143,9 @@ class VideoCase:
                  f"g{self.guidance:g}".replace(".", "_"), self.dtype]
         parts += [f"compile_{self.compile}"] if self.compile != "none" else []
         parts += [f"n{self.generations}w{self.warm_ups}"] if (self.generations, self.warm_ups) != (1, 2) else []
-        map_ = (self.pattern, self.density, self.block)
-        parts += ["-".join(str(one).replace("@", "_") for one in map_ if one is not None)] if map_ != (
-            "random", None, BLOCKS[0]) else []
+        sparse = (self.pattern, self.density, self.block, self.dense_steps)
+        parts += ["-".join(str(one).replace("@", "_") for one in sparse if one is not None)] if sparse != (
+            "random", None, BLOCKS[0], 0) else []
         for name, path in (("weights", self.weights), ("prompt", self.prompt)):
             parts += [f"{name}{hashlib.sha256(path.encode()).hexdigest()[:8]}"] if path is not None else []
         return "-".join(parts)

@@ -7,6 +7,7 @@ noise.  Another trajectory is not a worse one: two exact kernels part ways too, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from attnbench.models.video.attention import Exchanged
 from attnbench.models.video.denoise import Denoiser
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.frames import as_frames, psnr, ssim
 from attnbench.workloads.video.inputs import VideoInputs
 
 WARM_UP_STEPS = 10
@@ -59,15 +61,16 @@ def generate_all(
             torch.cuda.reset_peak_memory_stats(device)
         kept: list[Tensor] = []
         before = attention.calls
-        one = denoiser.generate(case.steps, inputs.latents, inputs.embeds,
+        one = denoiser.generate(case.steps, inputs.latents, inputs.embeds, before=partial(_dense, case, attention),
                                 after=lambda number, latents, kept=kept: kept.append(latents))  # type: ignore[misc]
+        attention.is_dense = False
         found.calls = attention.calls - before
         found.total_s.append(one.total_s)
         found.decode_s.append(one.decode_s)
         if device.type == "cuda":
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
-    found.further = _distances(inputs, kept, who) | attention_errors(case, inputs, denoiser, attention)
+    found.further = _distances(inputs, kept, one.frames, who) | attention_errors(case, inputs, denoiser, attention)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
@@ -81,13 +84,24 @@ def _check_finite(who: str, kept: list[Tensor]) -> None:
                                          "finite latents after every step"))
 
 
-def _distances(inputs: VideoInputs, kept: list[Tensor], who: str) -> dict[str, float]:
-    """Relative L1 and cosine of the latents after each step; nothing for the row that the others are held against."""
+def _dense(case: VideoCase, attention: Exchanged, number: int) -> None:
+    attention.is_dense = number <= case.dense_steps
+
+
+def _distances(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> dict[str, float]:
+    """Relative L1 and cosine of the latents after each step; nothing for the row that the others are held against.
+
+    With true weights PSNR and SSIM of the frames as well: those of random weights show nothing.
+    """
     shared = inputs.kept
+    frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
     if not shared.dense or shared.dense_of == who:
         shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
+        shared.frames = frames
         return {}
     found = {}
+    if frames is not None and shared.frames is not None:
+        found = {"frames_psnr_db": psnr(frames, shared.frames), "frames_ssim": ssim(frames, shared.frames)}
     for number, latents in enumerate(kept, 1):
         mine, dense = (x.to(torch.float64).flatten() for x in (latents.cpu(), shared.dense[number]))
         found[f"latents_rel_l1_{number}"] = float((mine - dense).abs().sum() / dense.abs().sum())

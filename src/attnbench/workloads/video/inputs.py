@@ -5,9 +5,11 @@ Weights are the same for every seed: they belong to the case's model.  A seed dr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,10 +21,11 @@ from attnbench.models.hstu_ranking.checkpoint import read
 from attnbench.models.video.attention import Attend, Exchanged, exchange, opaque
 from attnbench.models.video.build import Parts, local_parts, random_parts
 from attnbench.models.video.config import WHO
-from attnbench.models.video.denoise import Denoiser, Predict, predictor
+from attnbench.models.video.denoise import Denoiser, predictor
 from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.work import weights
 
 WEIGHTS_SEED = 0
 NAMES = ("negative_prompt_embeds", "prompt_embeds")
@@ -36,6 +39,8 @@ class _Kept:
         self.parts = parts
         self.dense: dict[int, Tensor] = {}
         "latents after each step of the first whole generation of the group, in host memory"
+        self.frames: Tensor | None = None
+        "its frames, with true weights"
         self.dense_of = ""
         "whose they are"
 
@@ -69,20 +74,22 @@ class VideoInputs:
 
     def denoiser(
         self, attend: Attend | Exchanged, *, dtype: torch.dtype | None = None,
-        compiled: Callable[[Predict], Predict] | None = None,
+        compiled: Callable[[Any], None] | None = None,
     ) -> tuple[Denoiser, Exchanged]:
         """The loop around a transformer of its own modules with this attention in every layer.
 
         Args:
             attend: the attention.
             dtype: of copies of the weights; None: the weights themselves.
-            compiled: compiles the transformer; the attention is then an operator that it does not look into.
+            compiled: compiles the blocks of a transformer; the attention is then an operator that a compiler does not
+                look into.
         """
         exchanged = attend if isinstance(attend, Exchanged) else Exchanged(attend)
         transformer = self.parts.with_own_modules(dtype)
         exchange(transformer, self.parts.model, exchanged if compiled is None else opaque(exchanged))
-        predict = predictor(transformer)
-        return Denoiser(self.parts, predict if compiled is None else compiled(predict), steps=self.case.steps,
+        if compiled is not None:
+            compiled(transformer)
+        return Denoiser(self.parts, predictor(transformer, exchanged), steps=self.case.steps,
                         guidance=self.case.guidance, device=self.latents.device), exchanged
 
 
@@ -126,10 +133,23 @@ def _read_embeds(case: VideoCase, path: Path) -> Tensor:
     return torch.cat(parts)
 
 
+def _check_memory(case: VideoCase, device: str | torch.device) -> None:
+    """Refuse weights that host memory has no room for; a card says so itself.
+
+    Raises:
+        MemoryError: with the sizes.
+    """
+    wanted = weights(case.config) * torch_dtype(case.dtype).itemsize
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.device(device).type == "cpu" and wanted > free // 2:
+        raise MemoryError(f"the weights of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+
+
 def _kept(case: VideoCase, dtype: torch.dtype, device: str | torch.device) -> _Kept:
     key = (case.model, case.shape, case.dtype, str(device), case.weights)
     found = _MODELS.get(key)
     if found is None:
+        _check_memory(case, device)
         if case.weights is None:
             parts = random_parts(case.config, case.shape, seed=WEIGHTS_SEED, dtype=dtype, device=device)
         else:
