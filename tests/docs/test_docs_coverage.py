@@ -92,7 +92,7 @@ OTHERS = {
     "--batch_size", "--num_candidates", "--dataset_name", "--inference",  # the scripts of the seeds
     "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
     "--write", "--check", "--out", "--groups",  # of benchmarks/*.py
-    "--version", "--no-build-isolation",
+    "--version", "--no-build-isolation", "--durations",  # of pip and pytest
 }
 
 
