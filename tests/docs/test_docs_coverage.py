@@ -95,6 +95,7 @@ OTHERS = {
     "--num_heads", "--head_dim", "--seq_len", "--simthreshd1_values", "--cdfthreshd_values", "--pvthreshd_values",
     "--output_dir",  # of seed 003
     "--version", "--no-build-isolation", "--no-deps",
+    "--durations",  # of pip and pytest
 }
 
 

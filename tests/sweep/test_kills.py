@@ -71,7 +71,8 @@ def finished(plan: Run, path: Path, log: Path) -> None:
 def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count):
     plan = small_run(*GROUPS)
     process, path = parent(plan, said, count)
-    assert len(workers(process.pid)) == 1
+    # A process that was just started has no environment to read yet.
+    assert until(lambda: len(workers(process.pid)) == 1)
     process.kill()
     process.wait()
     assert all(gone(pid) for pid in pids(log))

@@ -148,6 +148,7 @@ class ToRows:
 
 
 @gluon.constexpr_function
+@no_type_check
 def part_layout(columns):
     """Layout of a tile [64, columns] of a part: as products leave it, its columns shuffled.
 
