@@ -19,6 +19,7 @@ from attnbench.load.setup import Options, make_bench, make_model, make_pool, mak
 from attnbench.load.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import CPU
 from attnbench.models.hstu_ranking.config import config_of
+from attnbench.models.hstu_ranking.host_hits import HostHits
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.paged_cache.transfers import Transfers
@@ -72,10 +73,11 @@ def serve(engine: ModelEngine, requests: Sequence[Request], *, max_batch: int = 
     return ledger
 
 
-def test_odd_requests_have_the_scores_they_have_alone(model: HstuRanking) -> None:
+@pytest.mark.parametrize("graph", [False, True])
+def test_odd_requests_have_the_scores_they_have_alone(model: HstuRanking, graph: bool) -> None:
     requests = [request(0, 0), request(1, 20, candidates=0), request(2, 33), request(1, 40),
                 request(3, 0, candidates=0)]
-    engine = Kept(model, attention="reference", cache=model.make_cache(pages=64, page_size=32))
+    engine = Kept(model, attention="reference", cache=model.make_cache(pages=64, page_size=32), graph=graph)
     assert serve(engine, requests).answered == 5
     for one in requests:
         found = engine.scores[one.user].pop(0)
@@ -192,6 +194,19 @@ def test_a_pool_for_less_than_one_user_is_refused_before_anything_runs() -> None
         make_pool(asked, make_model(asked), users)
     with pytest.raises(UsageError, match="--attention=flash is not known"):
         make_model(options(attention="flash"))
+
+
+@pytest.mark.parametrize("how", ["reload", "recompute", "auto"])
+def test_tokens_in_host_memory_are_brought_back_or_computed_again(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostHits, "measured", classmethod(lambda cls, *_, **__: lambda lengths: sum(lengths) > 10**9))
+    asked = options(host_pages=100, on_host_hit=how)
+    cache = make_pool(asked, model := make_model(asked), make_users(asked))
+    assert cache is not None
+    for _ in range(2):
+        for user in range(6):
+            model([request(user, 90)], cache=cache)
+    assert (cache.counts.host_hit > 0) == (how == "reload")
+    assert cache.counts.hit + cache.counts.host_hit + cache.counts.missed == cache.counts.tokens
 
 
 def test_warming_up_leaves_users_where_their_next_request_continues(monkeypatch: pytest.MonkeyPatch) -> None:

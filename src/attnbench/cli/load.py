@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.suites.settings import between, whole
-from attnbench.workloads.hstu_serving.case import PAGE_SIZES
+from attnbench.workloads.hstu_serving.case import ON_HOST_HIT, PAGE_SIZES
 
 if TYPE_CHECKING:
     from attnbench.load.setup import Options
@@ -58,6 +58,9 @@ def add_arguments(parser: Parser) -> None:
         "pages of the cache, as a share of what all users need (default: the config's)"))
     group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
+    group.add_argument("--on-host-hit", metavar="HOW", help=(
+        "with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"))
+    group.add_argument("--graph", action="store_true", help="steps as CUDA graphs, with attention paged or reference")
     group.add_argument("--long-history", metavar="POLICY", help=(
         "a history over the model's most: truncate keeps its first items, refuse (default: truncate)"))
     group.add_argument("--checkpoint", metavar="FILE", help="weights, safetensors (default: random by seed)")
@@ -122,7 +125,8 @@ def options_of(args: argparse.Namespace) -> Options:
     from attnbench.load.users import MOST_USERS, POLICIES
     from attnbench.machine.devices import resolve
 
-    for flag, accepted in (("dtype", PRECISIONS), ("long_history", POLICIES), ("attention", ATTENTIONS)):
+    for flag, accepted in (("dtype", PRECISIONS), ("long_history", POLICIES), ("attention", ATTENTIONS),
+                           ("on_host_hit", ON_HOST_HIT)):
         if (value := getattr(args, flag)) is not None and value not in accepted:
             raise unknown(WHO, "--" + flag.replace("_", "-"), value, accepted)
     seconds, share = between(0, 1e6), between(0, 1e3)
@@ -136,6 +140,9 @@ def options_of(args: argparse.Namespace) -> Options:
     if asked["num_candidates"] is not None and asked["num_candidates"] > preset.config.max_candidates:
         raise UsageError(refusal(WHO, "--num-candidates", asked["num_candidates"],
                                  f"is over the most of {preset.model}", f"0 to {preset.config.max_candidates}"))
+    if args.graph and args.attention == "gathered":
+        raise UsageError(refusal(WHO, "--attention", args.attention, "does not go with --graph, its copies are of one "
+                                 "step's lengths", "paged or reference"))
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
@@ -151,9 +158,9 @@ def options_of(args: argparse.Namespace) -> Options:
         max_wait_ms=chosen("max_wait_ms", preset.max_wait_ms), duration_s=chosen("duration", preset.duration_s),
         drain_s=chosen("drain_s", DRAIN_S), slos_ms=tuple(slos or preset.slos_ms),
         pool_share=chosen("pool_share", preset.pool_share), page_size=chosen("page_size", preset.page_size),
-        host_pages=chosen("host_pages", 0), cache=not args.no_cache, attention=args.attention,
-        long_history=args.long_history or POLICIES[0], dtype=args.dtype, seed=chosen("seed", 0),
-        checkpoint=args.checkpoint, source=args.source)
+        host_pages=chosen("host_pages", 0), on_host_hit=args.on_host_hit or ON_HOST_HIT[0], graph=args.graph,
+        cache=not args.no_cache, attention=args.attention, long_history=args.long_history or POLICIES[0],
+        dtype=args.dtype, seed=chosen("seed", 0), checkpoint=args.checkpoint, source=args.source)
 
 
 def _rates(args: argparse.Namespace) -> list[float]:

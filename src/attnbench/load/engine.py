@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.models.hstu_ranking.graphs import StepGraphs
 
 if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.model import HstuRanking
     from attnbench.models.hstu_ranking.request import Request
-    from attnbench.models.paged_cache import PagedCache
+    from attnbench.models.paged_cache import Choice, PagedCache
 
 WHO = "load"
 AHEAD = 2
@@ -24,15 +25,17 @@ AHEAD = 2
 class ModelEngine:
     """Scores batches; on a card without waiting for it."""
 
-    def __init__(self, model: HstuRanking, *, attention: str, cache: PagedCache | None) -> None:
+    def __init__(self, model: HstuRanking, *, attention: str, cache: PagedCache | None, graph: bool = False) -> None:
         """Ready.
 
         Args:
             model: with its weights.
             attention: of `models.hstu_ranking.attention`.
             cache: None: every history is computed whole.
+            graph: steps run from the fixed buffers of a graph, on a card as CUDA graphs.
         """
         self.model, self.attention, self.cache = model, attention, cache
+        self.graphs = StepGraphs(model, cache=cache, attention=attention) if graph else None
         self._on_card = model.device.type == "cuda"
         self.depth = AHEAD if self._on_card else 1
 
@@ -42,12 +45,17 @@ class ModelEngine:
         if self._on_card:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-        logits = self.model(requests, cache=self.cache, attention=self.attention)
+        if self.graphs is not None:
+            logits = self.graphs(requests)
+        else:
+            logits = self.model(requests, cache=self.cache, attention=self.attention)
         if begin is not None and end is not None:
             scores = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
             scores.copy_(logits, non_blocking=True)
             end.record()
             logits = scores
+        elif self.graphs is not None:
+            logits = logits.clone()  # the next step of these sizes writes over it
         return Scored(logits, sum(len(one.candidates) for one in requests), begin, end)
 
     def settle(self) -> None:
@@ -85,14 +93,15 @@ class Scored:
         return None if self.begin is None else float(self.begin.elapsed_time(self.end))
 
 
-def make_cache(model: HstuRanking, *, pages: int, page_size: int, host_pages: int) -> PagedCache:
-    """A cache of a model, or one line where memory is exhausted.
+def make_cache(model: HstuRanking, *, pages: int, page_size: int, host_pages: int, reload: bool | Choice = True
+               ) -> PagedCache:
+    """A cache of a model, arguments as of `PagedCache`, or one line where memory is exhausted.
 
     Raises:
         UsageError: it cannot be had.
     """
     try:
-        return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages)
+        return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages, reload=reload)
     except (RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split())[:120]
         raise UsageError(refusal(WHO, "cache", f"{pages} pages + {host_pages} host pages",

@@ -21,7 +21,7 @@ from attnbench.machine.fingerprint import usable_cores
 
 if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.model import HstuRanking
-    from attnbench.models.paged_cache import PagedCache
+    from attnbench.models.paged_cache import Choice, PagedCache
 
 WHO = "load"
 ON_GPU, WITHOUT_CACHE, ON_CPU = "paged", "gathered", "reference"
@@ -44,6 +44,10 @@ class Options:
     pool_share: float
     page_size: int
     host_pages: int = 0
+    on_host_hit: str = "reload"
+    "reload, recompute or auto: what is quicker here"
+    graph: bool = False
+    "steps as CUDA graphs"
     cache: bool = True
     attention: str | None = None
     long_history: str = "truncate"
@@ -68,12 +72,12 @@ class Options:
         """Of `models.hstu_ranking.attention`."""
         if self.attention is not None:
             return self.attention
-        return ON_CPU if not self.device.on_gpu else ON_GPU if self.cached else WITHOUT_CACHE
+        return ON_CPU if not self.device.on_gpu else ON_GPU if self.cached or self.graph else WITHOUT_CACHE
 
     def words(self) -> dict[str, Any]:
         """For the result."""
         names = ("users", "candidates", "max_batch", "max_wait_ms", "duration_s", "drain_s", "slos_ms", "pool_share",
-                 "page_size", "host_pages", "long_history", "seed")
+                 "page_size", "host_pages", "on_host_hit", "graph", "long_history", "seed")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found |= {"cache": self.cached, "attention": self.attention_name, "dtype": self.precision,
                   "slos_ms": list(self.slos_ms)}
@@ -130,6 +134,7 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
         UsageError: it cannot hold the longest history of a single user, or takes more memory than there is.
     """
     from attnbench.load.engine import make_cache
+    from attnbench.models.hstu_ranking.host_hits import HostHits
 
     if not options.cached:
         return None
@@ -138,19 +143,24 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
     if pages < max(needed):
         raise UsageError(refusal(WHO, "--pool-share", f"{options.pool_share:g}",
                                  f"gives {pages} pages, fewer than the {max(needed)} of one user", "a larger share"))
-    return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages)
+    reload: bool | Choice = options.on_host_hit == "reload"
+    if options.host_pages and options.on_host_hit == "auto":
+        reload = HostHits.measured(model, options.attention_name, page_size=options.page_size)
+    return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages, reload=reload)
 
 
 @contextmanager
 def a_core_for_the_generator(device: Device) -> Iterator[None]:
-    """Leave the generator a core: it watches the clock, and two threads on one core wait for each other."""
+    """Leave the generator a core: it watches the clock, and two threads on one core wait for each other.
+
+    Beside a GPU one thread does all: the copies of a step are small, and idle threads of OpenMP watch all other cores.
+    """
     import torch
 
     threads = torch.get_num_threads()
     cores = usable_cores() or 1
     with own_cores():
-        if not device.on_gpu:
-            torch.set_num_threads(max(1, min(threads, usable_cores() or 1, cores - 1)))
+        torch.set_num_threads(1 if device.on_gpu else max(1, min(threads, usable_cores() or 1, cores - 1)))
         try:
             yield
         finally:
@@ -171,6 +181,7 @@ def make_bench(options: Options, told: Told) -> Bench:
 
     users = make_users(options)
     model = make_model(options)
-    engine = ModelEngine(model, attention=options.attention_name, cache=make_pool(options, model, users))
+    engine = ModelEngine(model, attention=options.attention_name, cache=make_pool(options, model, users),
+                         graph=options.graph)
     batching = Batching(max_batch=options.max_batch, max_wait_ms=options.max_wait_ms, drain_s=options.drain_s)
     return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, told)
