@@ -2,8 +2,8 @@
 
     python benchmarks/load_generator.py [SECONDS]
 
-At least 100 requests of a rate are issued.  One JSON object a line: generator, asked and offered rate, requests, lateness
-p50, p99 and maximum in milliseconds.
+At least 100 requests of a rate are issued.  One JSON object a line: generator, asked and offered rate, requests,
+lateness p50, p99 and maximum in milliseconds.
 """
 
 from __future__ import annotations
