@@ -128,7 +128,7 @@ FAULTS = st.sampled_from([None, None, None, RuntimeError("no memory"), MemoryErr
                           UsageError("kv-cache: pages=1 are too few; more")])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.floats(0, 40), st.integers(-1, 4)), max_size=40),
     max_batch=st.integers(1, 5), max_wait_ms=st.floats(0, 10), drain_s=st.floats(0.001, 0.05),
