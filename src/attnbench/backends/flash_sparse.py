@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 
-class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
+class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     """Tensors [B, S, H, D]; results are there before, and nothing but four bytes is allocated in a call."""
 
     name = "flash-sparse"
@@ -54,18 +54,18 @@ class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
 
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
-        config = api.config_for(self.config.short if self.config else None, *given, problem)
+        config = api.config_for(self.own or None, *given, problem)
+        made: dict[str, api.BlockLists] = {}
 
-        def convert() -> api.BlockLists:
-            return api.make_lists(inputs.block_map, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
-                                  config=config)
+        def convert(blocks: Tensor) -> None:
+            made["lists"] = api.make_lists(blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
+                                           config=config)
 
-        lists = convert()
         out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
         lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            api.launch_sparse(q, k, v, out, lse, lists, problem, config)
+            api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)
             return out
 
         yield self.launch(case, inputs, attend, convert=convert, notes=(f"forward {config.short}",))

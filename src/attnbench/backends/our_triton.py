@@ -42,6 +42,11 @@ class OurTriton(Backend[CaseT, InputsT]):
     def shape(self, case: CaseT, capability: tuple[int, int]) -> Any:
         """What the configurations depend on, of a case and a card."""
 
+    @property
+    def own(self) -> str:
+        """The name of the launch configuration; empty for the default."""
+        return self.config.short if self.config else ""
+
     def probe(self) -> None:
         """Ask for Triton, which torch for a GPU brings.
 
@@ -59,9 +64,9 @@ class OurTriton(Backend[CaseT, InputsT]):
         from attnbench.kernels.shared.family import Misnamed
 
         super().check(case, machine)
-        if self.config is not None and machine.capability is not None:
+        if self.own and machine.capability is not None:
             try:
-                self.family().check(self.config.short, self.shape(case, machine.capability), case.mode)
+                self.family().check(self.own, self.shape(case, machine.capability), case.mode)
             except Misnamed as why:
                 raise Unsupported(self._refusal(why)) from None
 

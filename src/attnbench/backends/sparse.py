@@ -164,6 +164,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
             raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
                                       f"one of {', '.join(self.devices)}"))
         self.limits.check(self.name, case, machine)
+        super().check(case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
         """`given`, unless the map is predicted or rounded up: then the map used is an output."""

@@ -20,7 +20,7 @@ from attnbench.models.video.attention import Attend, Exchanged, exchange, opaque
 from attnbench.models.video.build import Parts, local_parts, random_parts
 from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Predict, predictor
-from attnbench.workloads.attention.inputs import KINDS
+from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video.case import VideoCase
 
@@ -92,21 +92,21 @@ def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.de
     Args:
         case: the problem.
         seed: of noise and embeddings; the weights have one of their own.
-        kind: of noise and embeddings: a name in `attention.inputs.KINDS`.
+        kind: of noise and embeddings: a name in `attention.kinds.PLAIN`.
         device: where everything lives.
 
     Raises:
         UsageError: the kind is not known, or a file cannot be used.
         Unavailable: diffusers is not installed.
     """
-    if kind not in KINDS:
-        raise unknown(WHO, "input", kind, KINDS)
+    if kind not in PLAIN:
+        raise unknown(WHO, "input", kind, PLAIN)
     model, dtype = case.config, torch_dtype(case.dtype)
     kept = _kept(case, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
 
     def tensor(*shape: int) -> Tensor:
-        return KINDS[kind](torch.empty(shape, dtype=dtype, device=device), generator)
+        return PLAIN[kind](torch.empty(shape, dtype=dtype, device=device), generator)
 
     latents, embeds = tensor(*case.latents), tensor(case.batch, model.text_tokens, model.text_dim)
     if case.prompt is not None:
