@@ -44,7 +44,7 @@ class OurTriton(Backend[CaseT, InputsT]):
 
     @property
     def own(self) -> str:
-        """The launch configuration; empty for the default."""
+        """The name of the launch configuration; empty for the default."""
         return self.config.short if self.config else ""
 
     def probe(self) -> None:

@@ -165,6 +165,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
                                       f"one of {', '.join(self.devices)}"))
         super().check(case, machine)
         self.limits.check(self.name, case, machine)
+        super().check(case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
         """`given`, unless the map is predicted or rounded up: then the map used is an output."""

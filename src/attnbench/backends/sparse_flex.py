@@ -48,14 +48,17 @@ class SparseFlex(SparseBackend):
         """Tensors [B, H, S, D]; the first call compiles."""
         from torch.nn.attention.flex_attention import flex_attention
 
-        gqa = case.nheads != case.nheads_kv
+        options: dict[str, Any] = {"scale": case.scale, "enable_gqa": case.nheads != case.nheads_kv}
+        if inputs.q.is_cuda:  # the compiled kernel's tiles must divide the blocks of the mask
+            rows, keys = case.block_shape
+            options["kernel_options"] = {"BLOCK_M": rows, "BLOCK_N": min(keys, 64)} if min(rows, keys) < 128 else None
         made: dict[str, Any] = {}
 
         def convert(blocks: Tensor) -> None:
             made["mask"] = block_mask(case, blocks, visible)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-            return flex_attention(q, k, v, block_mask=mask, scale=case.scale, enable_gqa=gqa)
+            return flex_attention(q, k, v, block_mask=mask, **options)
 
         visible = pairs_of(case, inputs.q.device)
         compiled = compiled_alone(attend)
