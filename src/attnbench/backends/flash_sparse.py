@@ -1,7 +1,7 @@
 """``flash-sparse``: our block-sparse attention, forward.
 
 A configuration (``m128n128w8s2-ws-deep-lazy``) says tiles and code path.  The lists of a map are made by two launches
-on the device: at set-up, and as the phase `convert`.
+on the device: at set-up, and as the phase `convert`; with a predictor (``cdf0.98``, ``m…+cdf0.98``) in the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import Launch
+from attnbench.backends.base import Launch, Machine
 from attnbench.backends.our_triton import OurTriton
 from attnbench.backends.sparse import SparseBackend, SparseLimits
 from attnbench.workloads.sparse.case import SparseCase
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 
-class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
+class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     """Tensors [B, S, H, D]; results are there before, and nothing but four bytes is allocated in a call."""
 
     name = "flash-sparse"
@@ -45,27 +45,35 @@ class FlashSparse(OurTriton[SparseCase, "SparseInputs"], SparseBackend):
         rows, keys = case.block_shape
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
 
+    def check(self, case: SparseCase, machine: Machine) -> None:
+        """Refuse what the kernels do not take, and a configuration this card cannot run.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+        """
+        super().check(case, machine)
+        self.check_config(self.own, case, machine)
+
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map and results; a call launches the kernel alone."""
+        """Lists of the map and results; with a given map a call launches the kernel alone."""
         import torch
 
         from attnbench.kernels.flash.sparse import api
 
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
-        config = api.config_for(self.config.short if self.config else None, *given, problem)
-
-        def convert() -> api.BlockLists:
-            return api.make_lists(inputs.block_map, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
-                                  config=config)
-
-        lists = convert()
+        config = api.config_for(self.own or None, *given, problem)
         out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
         lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
+        made: dict[str, api.BlockLists] = {}
+
+        def convert(blocks: Tensor) -> None:
+            made["lists"] = api.make_lists(blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
+                                           config=config)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            api.launch_sparse(q, k, v, out, lse, lists, problem, config)
+            api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)
             return out
 
         yield self.launch(case, inputs, attend, convert=convert, notes=(f"forward {config.short}",))

@@ -56,12 +56,20 @@ class OurTriton(Backend[CaseT, InputsT]):
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
+        super().check(case, machine)
+        self.check_config(self.config.short if self.config else "", case, machine)
+
+    def check_config(self, short: str, case: CaseT, machine: Machine) -> None:
+        """Refuse a configuration this card cannot run; an empty one is the default.
+
+        Raises:
+            Unsupported: naming it, and the nearest valid one.
+        """
         from attnbench.kernels.shared.family import Misnamed
 
-        super().check(case, machine)
-        if self.config is not None and machine.capability is not None:
+        if short and machine.capability is not None:
             try:
-                self.family().check(self.config.short, self.shape(case, machine.capability), case.mode)
+                self.family().check(short, self.shape(case, machine.capability), case.mode)
             except Misnamed as why:
                 raise Unsupported(self._refusal(why)) from None
 
