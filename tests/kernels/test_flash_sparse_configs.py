@@ -106,16 +106,31 @@ def test_the_adapter_refuses_what_the_kernels_do_not_take(values, said):
         all_backends()["flash-sparse"].check(case_of(**values), Machine("cuda", (9, 0)))
 
 
-@pytest.mark.parametrize("selector", ["flash-sparse", "flash-sparse[m128n64w8s2]"])
-def test_right_through_the_seam_with_the_making_of_lists_as_a_phase(selector):
+@pytest.mark.parametrize(("selector", "variant", "phases"), [
+    ("flash-sparse", "given", ["convert"]), ("flash-sparse[m128n64w8s2]", "given", ["convert"]),
+    ("flash-sparse[cdf0.6]", "chosen", ["predict", "convert", "kernel"]),
+    ("flash-sparse[m128n64w8s2+topk0.4]", "chosen", ["predict", "convert", "kernel"])])
+def test_right_through_the_seam_with_the_making_of_lists_as_a_phase(selector, variant, phases):
     case = WORKLOAD.case({"batch": 2, "seqlen": 300, "nheads": 2, "nheads_kv": 1, "headdim": 40, "dtype": "fp16",
                           "block": "128x64", "pattern": "random-uneven", "density": 0.5, "causal": True})
     backend = resolve(selector, case)
+    backend.check(case, Machine("cuda", (8, 0)))
     inputs = [make_inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2)]
+    assert backend.variant_of(case) == variant
     with interpreted(), backend.session(case, inputs[0]) as launch:
-        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="given", budget=backend.budget(case))
+        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant=variant, budget=backend.budget(case))
         assert (outcome.ok, outcome.reason) == (True, None)
-        assert launch.notes == (f"forward {selector[13:-1] or 'm64n64w4s1'}",)
-        assert list(launch.phases) == ["convert"]
-        assert launch.phases["convert"]().share == 1
-        assert launch.counters["density"] == density(case)
+        assert f"forward {'m128n64w8s2' if 'm128' in selector else 'm64n64w4s1'}" in launch.notes
+        assert list(launch.phases) == phases
+        if variant == "given":
+            assert launch.counters["density"] == density(case)
+
+
+def test_a_configuration_beside_a_predictor_is_checked_on_the_card():
+    case = case_of()
+    backend = resolve("flash-sparse[m128n128w8s2-ws-deep-lazy+cdf0.98]", case)
+    backend.check(case, Machine("cuda", (9, 0)))
+    with pytest.raises(Unsupported, match=r"flash-sparse: config=m128.* is for sm_90, not sm_80; plain"):
+        backend.check(case, Machine("cuda", (8, 0)))
+    with pytest.raises(UsageError, match="flash-sparse: predictor=cdf9 cannot be read"):
+        resolve("flash-sparse[cdf9]", case)

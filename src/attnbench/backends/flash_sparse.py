@@ -1,7 +1,7 @@
 """``flash-sparse``: our block-sparse attention, forward.
 
 A configuration (``m128n128w8s2-ws-deep-lazy``) says tiles and code path.  The lists of a map are made by two launches
-on the device: at set-up, and as the phase `convert`.
+on the device: at set-up, and as the phase `convert`; with a predictor (``cdf0.98``, ``m…+cdf0.98``) in the call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map and results; a call launches the kernel alone."""
+        """Lists of the map and results; with a given map a call launches the kernel alone."""
         import torch
 
         from attnbench.kernels.flash.sparse import api
@@ -55,14 +55,13 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
         config = api.config_for(self.own or None, *given, problem)
+        out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
+        lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
         made: dict[str, api.BlockLists] = {}
 
         def convert(blocks: Tensor) -> None:
             made["lists"] = api.make_lists(blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
                                            config=config)
-
-        out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
-        lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)
