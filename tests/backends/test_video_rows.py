@@ -111,7 +111,7 @@ def test_a_generation_tells_its_times_calls_and_distances():
     ("sdpa", ["video[sdpa]"]), ("fa", ["video[sdpa-flash]"]), ("sdpa,flash-triton,fa3-fwd,sage1", [
         "video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
     ("video[eager],eager", ["video[eager]"]), ("fa3", ["video[fa3-fwd]"]), ("video", ["video"]),
-    ("sdpa-mat*", ["video[sdpa-math]"]), ("sparse-fl*", ["video[sparse-flex]"]),
+    ("sdpa-mat*", ["video[sdpa-math]"]), ("sparse-flex*", ["video[sparse-flex]"]),
     ("flash-triton[m128n32w8s2-tma-pp]", ["video[flash-triton:m128n32w8s2-tma-pp]"])])
 def test_a_backend_of_attention_goes_by_its_own_name(asked, meant):
     assert select([asked], workload="video") == meant

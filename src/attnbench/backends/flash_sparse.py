@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
 from attnbench.backends.our_triton import OurTriton
@@ -16,8 +16,9 @@ from attnbench.backends.sparse import SparseBackend, SparseLimits
 from attnbench.workloads.sparse.case import SparseCase
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
+    from attnbench.backends.differentiable import Attention
     from attnbench.kernels.flash.sparse.config import Shape
     from attnbench.kernels.shared.family import Family
     from attnbench.workloads.sparse.inputs import SparseInputs
@@ -44,6 +45,33 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
         rows, keys = case.block_shape
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
+
+    def attend(self, case: SparseCase, device: device) -> Attention | None:
+        """As of `Backend`; the lists of the map are made in the first call, and with a predictor there is none."""
+        if self.predictor is not None:
+            return None
+        import torch
+
+        from attnbench.kernels.flash.sparse import api
+        from attnbench.workloads.sparse.patterns import block_map
+
+        blocks = torch.from_numpy(block_map(case).copy()).to(device)
+        made: list[tuple[api.BlockLists, Any, Any]] = []
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with torch.cuda.device_of(q):  # Triton launches on the current device
+                if not made:
+                    problem = api.sparse_problem_of(q, k, v, block=case.block_shape, causal=case.causal,
+                                                    scale=case.scale)
+                    config = api.config_for(self.own or None, q, k, v, problem)
+                    made.append((api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal,
+                                                config=config), problem, config))
+                out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+                lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
+                api.launch_sparse(q, k, v, out, lse, *made[0])
+            return out
+
+        return attend
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:

@@ -95,7 +95,11 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         if machine.device not in inner.devices:
             raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
                                       " and ".join(inner.devices)))
-        inner.check(problem_of(inner, case), machine)
+        problem = problem_of(inner, case)
+        inner.check(problem, machine)
+        if inner.workload == "sparse" and inner.variant_of(problem) == "chosen":
+            raise Unsupported(refusal(inner.name, "block map", "chosen", "is made anew in every layer, which has no "
+                                      "oracle here", "a row of the given map: without a predictor, without --widen"))
         if machine.memory_bytes is not None and needed > machine.memory_bytes:
             fits = next((frames for frames in range(case.frames - 4, 0, -4)
                          if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes), None)
@@ -110,7 +114,11 @@ class Video(Backend["VideoCase", "VideoInputs"]):
 
     def variant_of(self, case: VideoCase) -> str:
         """Of a sparse row what a model with its map in all layers computes."""
-        return "sparse-step" if self.inner.workload == "sparse" else self.variant
+        inner = self.inner
+        if inner.workload == "attention":
+            return self.variant
+        # Of the workload `sparse` there are also rows that compute all blocks.
+        return self.variant if inner.variant_of(problem_of(inner, case)) == "dense" else "sparse-step"
 
     @contextmanager
     def session(self, case: VideoCase, inputs: VideoInputs) -> Iterator[Launch]:
