@@ -13,9 +13,14 @@ ALONE = """
 import sys
 import torch
 from attnbench.check.products import products
+from attnbench.workloads.noise import Noise
+from attnbench.workloads.rounding import Format
 with products() as names:
     torch.ones(2, 3) @ torch.ones(3, 2)
 assert names == {"mm"}, names
+with Noise(Format.of(torch.bfloat16), torch.device("cpu")):
+    moved = torch.ones(2, 3, dtype=torch.float64) + 1
+assert not torch.equal(moved, torch.full((2, 3), 2.0, dtype=torch.float64))
 assert "torch._dynamo" not in sys.modules
 """
 
@@ -42,5 +47,5 @@ def test_they_are_seen_where_a_compiler_is_loaded_too():
 
 
 def test_the_compiler_is_not_loaded_to_look():
-    """Half of what a worker on a CPU took to start."""
+    """Half of what a worker on a CPU took to start; nor where an oracle's operations are given errors."""
     subprocess.run([sys.executable, "-c", ALONE], check=True)

@@ -8,7 +8,7 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-from attnbench.measure import probe  # noqa: E402
+from attnbench.measure import probe  # noqa: E402 (after importorskip)
 
 KERNELS = {
     "marker": (probe.attnbench_marker, {"stamps_ptr": "*i64", "ticket_ptr": "*i32"},

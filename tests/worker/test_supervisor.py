@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from attnbench.sweep.run import execute
 from attnbench.worker.blame import shared_memory
 from attnbench.worker.process import Worker
 from attnbench.worker.supervisor import KEPT, Ring
+from waiting import gone, until
 
 FILES = [MISBEHAVING, LEAVING]
 
@@ -35,23 +35,12 @@ def log(tmp_path, monkeypatch) -> Path:
     return path
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
-    """Whether a process is over (or only waits to be reaped) within some seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def pids(log: Path, count: int) -> list[int]:
-    deadline = time.monotonic() + 60
-    while len(log.read_text().split()) < count and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: len(log.read_text().split()) >= count)
     return [int(word) for word in log.read_text().split()]
 
 
@@ -133,12 +122,12 @@ def test_daemons_end_when_the_parent_is_killed(log, tmp_path, victim):
                               stdout=subprocess.DEVNULL, env=child.environment(), start_new_session=True)
     try:
         daemons = pids(log, 1)
-        [supervisor] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
-        workers = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        assert len(workers) == 2, "the worker, and the daemon whose starter is gone"
+        [supervisor] = children(parent.pid)
+        assert until(lambda: len(children(supervisor)) == 2), "the worker, and the daemon whose starter is gone"
+        workers = children(supervisor)
         os.kill(parent.pid if victim == "parent" else supervisor, signal.SIGKILL if victim == "parent" else 15)
         assert gone(supervisor)
-        assert all(map(gone, [*daemons, *map(int, workers)]))
+        assert all(map(gone, [*daemons, *workers]))
     finally:
         parent.kill()
         parent.wait()
