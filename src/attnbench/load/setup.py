@@ -145,7 +145,8 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
                                  f"gives {pages} pages, fewer than the {max(needed)} of one user", "a larger share"))
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":
-        reload = HostHits.measured(model, options.attention_name, page_size=options.page_size)
+        reload = HostHits.measured(model, lambda requests: model(requests, attention=options.attention_name),
+                                   page_size=options.page_size)
     return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages, reload=reload)
 
 
