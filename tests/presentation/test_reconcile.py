@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from attnbench.formats.layouts.base import imported_time
@@ -37,6 +39,15 @@ def test_phases_of_rows_that_serve_are_of_one_layer_and_others_of_the_step():
     assert attention_ms(row("a", 9.0, 1.0, copies=0.5, counters={"denoising_steps": 1})) == 1.5
     assert attention_ms(row("a", 9.0, None)) is None
     assert attention_ms(row("a", 9.0, 1.0, counters={"requests": 1, "layers": 0})) is None
+
+
+def test_a_phase_that_waits_for_the_host_counts_by_its_kernels():
+    late = row("eager", 4.0, 3.0)
+    late.phases["attention"] = dataclasses.replace(late.phases["attention"], busy_ms=0.5)
+    assert attention_ms(late) == 2.0
+    (table,) = reconcile([row("graph", 3.0, 0.25), late], None)
+    assert [one.predicted_ms for one in table] == [None, 4.0]
+    assert reconcile([row("graph", 3.0, 0.25), row("slower apart", 4.0, 1.5)], None) == []
 
 
 def test_only_rows_that_compute_the_same_are_compared():

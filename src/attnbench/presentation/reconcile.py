@@ -6,6 +6,8 @@ with the step and the attention of the row that is started from (₀) and the at
 Where measured and predicted differ, something else in the step changed with the attention: launches, copies, clocks.
 
 Known from the records alone: the phase `attention` is what attention takes, `copies` what a backend needs beside it.
+Of both the time in which kernels run, where that is known: a phase alone may wait for the host between its launches, where
+a whole step has work queued.  A row whose attention still takes longer than its step has no prediction.
 Rows that serve requests time both of one layer, and count the `layers`; others time them of the whole step.  Compared
 are rows that compute the same: those that find other tokens cached stand in a table of their own.
 """
@@ -44,8 +46,8 @@ class Reconciled:
 
 def attention_ms(record: Record) -> float | None:
     """What attention takes in a step, in ms; None where it was not timed or its layers are not known."""
-    times = [record.phases[name].median_ms for name in (ATTENTION, COPIES) if name in record.phases]
-    known = [time for time in times if time is not None]
+    times = [record.phases[name] for name in (ATTENTION, COPIES) if name in record.phases]
+    known = [time.median_ms if time.busy_ms is None else time.busy_ms for time in times if time.median_ms is not None]
     calls = record.counters.get("layers") if REQUESTS in record.counters else 1
     return sum(known) * calls if ATTENTION in record.phases and len(known) == len(times) and calls else None
 
@@ -60,7 +62,7 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
     known: dict[float | None, list[tuple[Record, float, float]]] = {}
     for record in records:
         step, attention = record.time.median_ms if record.time else None, attention_ms(record)
-        if step and attention is not None:
+        if step and attention is not None and attention <= step:
             known.setdefault(record.counters.get(COMPUTED), []).append((record, step, attention))
     tables = []
     for rows in known.values():
