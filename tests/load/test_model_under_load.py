@@ -263,3 +263,10 @@ def test_users_of_dlrm_have_its_shape() -> None:
     assert 5000 < min(lengths) < max(lengths) < 8500
     assert 6200 < sum(lengths) / 20 < 7100  # 94.5 timestamps on average, there with 0.7, 100 items each
     assert all((np.diff(one.times) >= 0).all() and one.times[-1] < one.now + 1 for one in found)
+
+
+def test_what_is_quicker_is_measured_with_the_steps_of_the_load() -> None:
+    asked = options(host_pages=100, on_host_hit="auto", graph=True)
+    cache = make_pool(asked, make_model(asked), make_users(asked))
+    assert cache is not None
+    assert cache.counts.steps == 0

@@ -134,6 +134,7 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
         UsageError: it cannot hold the longest history of a single user, or takes more memory than there is.
     """
     from attnbench.load.engine import make_cache
+    from attnbench.models.hstu_ranking.graphs import StepGraphs
     from attnbench.models.hstu_ranking.host_hits import HostHits
 
     if not options.cached:
@@ -145,8 +146,9 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
                                  f"gives {pages} pages, fewer than the {max(needed)} of one user", "a larger share"))
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":
-        reload = HostHits.measured(model, lambda requests: model(requests, attention=options.attention_name),
-                                   page_size=options.page_size)
+        name = options.attention_name
+        alone = StepGraphs(model, attention=name) if options.graph else lambda batch: model(batch, attention=name)
+        reload = HostHits.measured(model, alone, page_size=options.page_size)
     return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages, reload=reload)
 
 
