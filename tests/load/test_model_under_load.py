@@ -11,6 +11,7 @@ import torch
 from tests.load.simulated import Arrivals, Clock
 
 from attnbench.errors import UsageError
+from attnbench.load import setup
 from attnbench.load.engine import ModelEngine, make_cache
 from attnbench.load.ledger import ANSWERED, Ledger
 from attnbench.load.presets import PRESETS
@@ -207,6 +208,12 @@ def test_tokens_in_host_memory_are_brought_back_or_computed_again(how: str, monk
             model([request(user, 90)], cache=cache)
     assert (cache.counts.host_hit > 0) == (how == "reload")
     assert cache.counts.hit + cache.counts.host_hit + cache.counts.missed == cache.counts.tokens
+
+
+def test_tables_that_host_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "free_memory", lambda: 20_000)
+    with pytest.raises(UsageError, match=r"load: --config=tiny has tables of 0.0 GB, 0.0 GB are free; a smaller model"):
+        make_model(options())
 
 
 def test_warming_up_leaves_users_where_their_next_request_continues(monkeypatch: pytest.MonkeyPatch) -> None:

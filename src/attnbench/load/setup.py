@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.dtypes import torch_dtype
+from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.load.generator import own_cores
 from attnbench.load.presets import Preset
@@ -115,6 +116,8 @@ def make_model(options: Options) -> HstuRanking:
 
     if options.attention_name not in ATTENTIONS:
         raise unknown(WHO, "--attention", options.attention_name, ATTENTIONS)
+    if not options.device.on_gpu:
+        _check_memory(options)
     try:
         model = HstuRanking(options.preset.config, seed=0, dtype=torch_dtype(options.precision),
                             device=str(options.device))
@@ -125,6 +128,25 @@ def make_model(options: Options) -> HstuRanking:
     if options.checkpoint is not None:
         load(model, Path(options.checkpoint))
     return model
+
+
+def _check_memory(options: Options) -> None:
+    """Refuse tables that host memory has no room for: the system would end the process, not say so.
+
+    Raises:
+        UsageError: with the sizes.
+    """
+    config = options.preset.config
+    numbers = config.vocabulary * config.width + config.history_tokens * config.hidden
+    wanted, free = numbers * DTYPES[options.precision].bytes, free_memory()
+    if wanted > free // 2:
+        words = f"has tables of {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        raise UsageError(refusal(WHO, "--config", config.name, words, "a smaller model, or a GPU"))
+
+
+def free_memory() -> int:
+    """Bytes of host memory that are free."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> PagedCache | None:
