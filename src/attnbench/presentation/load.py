@@ -42,7 +42,7 @@ def tables(run: LoadRun) -> list[Table]:
 def _latency(run: LoadRun) -> Table:
     slos = [one.slo_ms for one in run.points[0].goodput] if run.points else []
     heading = ["load", "asked/s", "offered/s", "answered/s", "p50 ms", "p90", "p95", "p99", "p99.9", "max",
-               *(f"in {slo:g} ms/s" for slo in slos), *(f"in {slo:g} ms %" for slo in slos)]
+               *(f"goodput/s, {slo:g} ms" for slo in slos), *(f"within {slo:g} ms %" for slo in slos)]
     rows = []
     for point in run.points:
         rows.append([
