@@ -476,8 +476,7 @@ def generators(say: Say, path: Path) -> str:
     return markdown([say(word) for word in load_tables.GENERATOR_HEAD], load_tables.generator_rows(path))
 
 
-LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json",
-         "load-kuairand-h200.json")
+LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json")
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
