@@ -6,10 +6,10 @@ with the step and the attention of the row that is started from (₀) and the at
 Where measured and predicted differ, something else in the step changed with the attention: launches, copies, clocks.
 
 Known from the records alone: the phase `attention` is what attention takes, `copies` what a backend needs beside it.
-Of both the time in which kernels run, where that is known: a phase alone may wait for the host between its launches, where
-a whole step has work queued.  A row whose attention still takes longer than its step has no prediction.
-Rows that serve requests time both of one layer, and count the `layers`; others time them of the whole step.  Compared
-are rows that compute the same: those that find other tokens cached stand in a table of their own.
+Of both, the time in which kernels run, where that is known: a phase alone may wait for the host between its launches,
+where a whole step has work queued.  A row whose attention still takes longer than its step has no prediction.  Rows
+that serve requests time both of one layer, and count the `layers`; others time them of the whole step.  Compared are
+rows that compute the same: those that find other tokens cached stand in a table of their own.
 """
 
 from __future__ import annotations
