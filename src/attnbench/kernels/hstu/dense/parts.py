@@ -24,8 +24,8 @@ from attnbench.kernels.shared.tiling import block_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-AT_ONCE = 16
-"Parts that a program of the sum has in flight."
+AT_ONCE = {True: 16, False: 8}
+"Parts that a program of the sum has in flight, those of the kernels for Hopper and others: so many spill nothing."
 
 # What a card does, of which only ratios count: H200, bf16.
 _FLOP_US = 6.8e6
@@ -120,5 +120,5 @@ def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) ->
     """
     rows, parts, heads, block = workspace.shape
     hstu_sum_parts[(rows * heads,)](
-        workspace, out, scale, parts, heads, DIM=out.shape[2], BLOCK_DIM=block, AT_ONCE=AT_ONCE, HOPPER=hopper,
+        workspace, out, scale, parts, heads, DIM=out.shape[2], BLOCK_DIM=block, AT_ONCE=AT_ONCE[hopper], HOPPER=hopper,
         num_warps=max(1, block // 128), **({"launch_pdl": True} if hopper else {}))
