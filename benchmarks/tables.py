@@ -460,6 +460,18 @@ def hstu_paged(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
 
 
+def serving(say: Say, path: Path) -> str:
+    """Steps of the ranking model: end to end, on the GPU, and over the baseline."""
+    import serving_tables
+
+    from attnbench.record import to_dict
+    from attnbench.store.runfile import read
+
+    run = read(path)
+    table = markdown([say(word) for word in serving_tables.HEAD], serving_tables.serving_rows(run))
+    return "\n".join([table, "", where(to_dict(run.environments[0]), say)])
+
+
 def loads(say: Say, *paths: Path) -> str:
     """Latency over rate of models under load."""
     import load_tables
@@ -505,6 +517,7 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
+    "serving-h200": Table(("serving-h200.json",), serving),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "history": Table(("history.json",), history),

@@ -71,3 +71,11 @@ def test_a_table_says_predicted_measured_and_difference():
     assert second["difference"] == "+16.7"
     assert block.notes == ("predicted: the first row's step with this row's attention in place of its own; difference: "
                            "measured against predicted",)
+
+
+def test_a_row_whose_phases_wait_for_the_host_is_left_out_and_named():
+    rows = [row("graph", 0.4, 0.03), row("launches", 0.46, 0.34), row("other", 0.5, 0.05)]
+    (block,) = reconciled("a-case", rows, None)
+    assert [line.cells["backend"] for line in block.lines] == ["graph", "other"]
+    assert block.notes[1] == ("left out: launches: attention by itself takes longer than the whole step, as it waits "
+                              "for the host's launches")

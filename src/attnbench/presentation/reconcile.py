@@ -5,11 +5,14 @@
 with the step and the attention of the row that is started from (₀) and the attention of each other row of its case.
 Where measured and predicted differ, something else in the step changed with the attention: launches, copies, clocks.
 
+A row whose attention by itself takes longer than its whole step cannot be explained: launched one by one, its phases
+wait for the host.  It is left out, and a note says so.
+
 Known from the records alone: the phase `attention` is what attention takes, `copies` what a backend needs beside it.
 Of both, the time in which kernels run, where that is known: a phase alone may wait for the host between its launches,
-where a whole step has work queued.  A row whose attention still takes longer than its step has no prediction.  Rows
-that serve requests time both of one layer, and count the `layers`; others time them of the whole step.  Compared are
-rows that compute the same: those that find other tokens cached stand in a table of their own.
+where a whole step has work queued.  Rows that serve requests time both of one layer, and count the `layers`; others
+time them of the whole step.  Compared are rows that compute the same: those that find other tokens cached stand in a
+table of their own.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
     known: dict[float | None, list[tuple[Record, float, float]]] = {}
     for record in records:
         step, attention = record.time.median_ms if record.time else None, attention_ms(record)
-        if step and attention is not None and attention <= step:
+        if step and attention is not None and attention < step:
             known.setdefault(record.counters.get(COMPUTED), []).append((record, step, attention))
     tables = []
     for rows in known.values():
@@ -75,10 +78,14 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
     """The tables of one case; nothing where attention is timed of fewer than two rows."""
-    return [_block(title, rows) for rows in reconcile(records, baseline)]
+    late = [backend_name(record) for record in records if record.time and record.time.median_ms
+            and (attention := attention_ms(record)) is not None and attention >= record.time.median_ms]
+    notes = [NOTE] + [f"left out: {', '.join(late)}: attention by itself takes longer than the whole step, as it waits "
+                      "for the host's launches"] * bool(late)
+    return [_block(title, rows, notes) for rows in reconcile(records, baseline)]
 
 
-def _block(title: str, rows: Sequence[Reconciled]) -> Block:
+def _block(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> Block:
     unit = figures.unit_for(row.step_ms for row in rows)
     columns = [
         Column("backend", f"explained, {unit.name}", 0, number=False), Column("attention", "attention", 2),
@@ -86,7 +93,7 @@ def _block(title: str, rows: Sequence[Reconciled]) -> Block:
         Column("measured", "measured", 0), Column("difference", "difference %", 1),
     ]
     lines = [Line(row.record, _cells(row, unit)) for row in rows]
-    return Block(title, None, columns, lines, notes=(NOTE,))
+    return Block(title, None, columns, lines, notes=tuple(notes))
 
 
 def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
