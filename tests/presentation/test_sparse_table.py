@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.formats.layouts.base import imported_time
+from attnbench.formats.layouts.base import imported_run, imported_time
 from attnbench.presentation import sparse
 from attnbench.presentation.columns import KEYS, VALUES, baselines, line_of
 from attnbench.presentation.figures import unit_for
+from attnbench.presentation.matrix import summary
 from attnbench.record import Rate, Record, Speedup, Status, Work
 
 DENSE_FLOPS = 4 * 10**12
@@ -69,3 +70,9 @@ def test_break_even_is_where_a_backend_begins_to_be_faster_and_stays_so():
     mixed = sparse.break_even([record(seqlen=length, density=share, ratio=1.5)
                                for length in (1024, 2048) for share in (0.1, 0.5)])
     assert len(mixed) == 2
+
+
+def test_break_even_ends_the_summary_of_a_run():
+    run = imported_run("mine", "x", [record(ratio=ratio, seqlen=length) for length, ratio in ((1024, 0.5), (2048, 2))])
+    assert summary(run).results == [
+        "break-even: flash-sparse is faster than dense[sdpa-cudnn] from about 1448 rows on (density 0.30)"]

@@ -70,6 +70,8 @@ class Summary:
     "who is fastest; empty where nothing was compared"
     notes: Sequence[str] = field(default=())
     reading: Sequence[str] = field(default=())
+    results: Sequence[str] = field(default=())
+    "what follows from several cases together, such as the length from which sparsity pays"
 
 
 def summary(run: Run, view: View | None = None) -> Summary:
@@ -102,8 +104,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
         matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
         notes += block.notes
         reading += block.reading
-    reading += break_even(run.records)
-    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading)
+    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading, break_even(run.records))
 
 
 def _matrix(run: Run, title: str, conditions: Conditions | None, records: Sequence[Record],

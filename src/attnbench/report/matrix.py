@@ -33,8 +33,8 @@ def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) ->
         terminal.item("note", note, style="yellow")
     for sentence in found.reading if notes else ():
         terminal.item("reading", sentence, style="cyan")
-    if found.sentence:
-        terminal.item("result", found.sentence, style="bold")
+    for sentence in filter(None, (found.sentence, *found.results)):
+        terminal.item("result", sentence, style="bold")
 
 
 def print_matrix(matrix: Matrix, terminal: Terminal) -> None:

@@ -34,7 +34,7 @@ CALL_S = {"cpu": 1e-4, "cuda": 2e-5}
 CUDA_FLOPS_PER_S = 2e14
 SHARE = {False: 0.5, True: 0.12}
 """Of the machine's products that a fused kernel reaches, and plain PyTorch."""
-PLAIN = ("eager", "sdpa-math", "hstu-eager", "hstu-bsa-eager")
+PLAIN = ("eager", "sdpa-math", "hstu-eager", "hstu-bsa-eager", "sparse-eager", "sdpa-masked")
 ORACLE_CALLS = 20
 """Fused kernels' worth of the oracle: double precision, plain, for two sets of data."""
 CHECK_CALLS = 8

@@ -19,7 +19,8 @@ def render(run: Run) -> bytes:
     machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
     lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(machines), ""]
     found = summary(run)
-    lines += [f"**{plain(found.sentence)}**", ""] if found.sentence else []
+    for sentence in filter(None, (found.sentence, *found.results)):
+        lines += [f"**{plain(sentence)}**", ""]
     if len({row.case_id for matrix in found.matrices for row in matrix.rows}) > 1:
         for matrix in found.matrices:
             lines += _matrix(matrix)

@@ -62,8 +62,8 @@ def _summary(sheet: Any, run: Run, found: Summary) -> None:
     _widths(sheet, [_wide(["case", *names]), *map(_wide, backends)])
     sheet.freeze_panes = "B1"
     sheet.append([_text(sheet, run.suite, bold=True), _date(sheet, run.started)])
-    if found.sentence:
-        sheet.append([_text(sheet, found.sentence, bold=True)])
+    for sentence in filter(None, (found.sentence, *found.results)):
+        sheet.append([_text(sheet, sentence, bold=True)])
     for matrix in found.matrices:
         sheet.append([])
         _matrix(sheet, matrix)

@@ -20,14 +20,16 @@ from attnbench.workloads.sparse.case import (
 )
 
 
-def parse_density(text: str) -> float:
-    """Read a share above 0, at most 1."""
+def parse_density(text: str) -> float | None:
+    """Read a share above 0, at most 1; none is the pattern's own."""
+    if text == "none":
+        return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise ValueError(ACCEPTED_DENSITY)
+        raise ValueError(f"{ACCEPTED_DENSITY}, or none where a file says the map")
     return value
 
 
