@@ -19,12 +19,12 @@ from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 
 BATCH, HEADS, SEQLEN = 2, 16, 4096
 CELLS = {
-    "pinned": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True), ("m192n128w12s4-ws-lazy", 64, (128, 128), True),
-               ("m192n64w12s5-ws-lazy", 128, (64, 64), False), ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True),
-               ("m128n64w8s4-ws-lazy", 128, (128, 64), False)],
-    "3.6": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), False), ("m192n128w12s4-ws-lazy", 64, (128, 128), False),
-            ("m192n64w12s5-ws-lazy", 128, (64, 64), True), ("m192n64w12s6-ws-lazy", 64, (64, 64), True),
-            ("m256n64w16s6-ws-lazy", 64, (128, 128), False)],
+    "pinned": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True), ("m64n128w4s2-ws-lazy-x2", 64, (128, 128), True),
+               ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True), ("m192n128w12s4-ws-lazy", 64, (128, 128), True),
+               ("m192n64w12s5-ws-lazy", 128, (64, 64), False)],
+    "3.6": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), False), ("m64n128w4s2-ws-lazy-x2", 64, (64, 128), False),
+            ("m64n64w4s3-ws-lazy-x3", 64, (64, 64), True), ("m64n64w4s3-ws-lazy-x2", 128, (64, 128), False),
+            ("m128n64w8s4-ws-lazy", 128, (128, 64), True), ("m192n64w12s5-ws-lazy", 128, (64, 64), True)],
 }
 """Short form, dim, block, causal.  Triton 3.9 keeps up to twelve numbers of three consumers in local memory."""
 
