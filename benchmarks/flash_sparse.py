@@ -69,7 +69,7 @@ class Sweep:
 
     def bar(self, kept: float) -> float | None:
         """Least E of a density; None where nothing is asked."""
-        if self.block == "128x128" and kept == 1:
+        if (self.block, self.headdim, kept) == ("128x128", 128, 1):
             return FULL_LEAST
         known = SMALL if self.block == "64x64" and self.headdim == 128 and self.seqlen == 16384 else (
             BARS.get(self.seqlen, {}) if self.block == "128x128" else {})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import flash
+import flash_sparse
 import hstu
 import hstu_bsa
 import hstu_jagged
@@ -19,6 +20,7 @@ import hstu_jagged
 from attnbench.record import Record, Run
 from attnbench.store.runfile import read
 
+SPARSE_DENSITIES = (0.1, 0.3, 0.5, 0.7, 1.0)
 DENSE = ("hstu-fbgemm", "hstu-triton")
 """Dense backends that block-sparse attention is held against."""
 LADDER = {
@@ -217,3 +219,53 @@ def _ratio(ratio: Sequence[float | None]) -> str:
 
 def _met(reached: bool) -> str:
     return "reached" if reached else "**missed**"
+
+
+def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """A row a shape and density of `flash_sparse.py`: dense ms, ours and E on equal and unequal rows, bar, lists."""
+    found = []
+    for group in data["groups"]:
+        sweep = flash_sparse.sweep_of(group)
+        if sweep.name == "ladder":
+            continue
+        dense = statistics.median(group["rows"][0]["samples_ms"])
+        shape = [sweep.block, str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
+        for kept in sweep.densities:
+            rows = [row for row in group["rows"][1:]
+                    if (row["density"], row["config"]) == (kept, sweep.default)]
+            of = {row["pattern"]: row for row in rows if row["what"] == "sparse"}
+            sides = [of.get("full" if kept == 1 else "random"), of.get("random-uneven")]
+            cells = [cell for row in sides for cell in (_sparse_cells(group, row) if row else ("", ""))]
+            least = sweep.bar(kept)
+            met = "" if least is None else _met(all(flash_sparse.efficiency(group, row)[0] >= least
+                                                   for row in sides if row))
+            lists = statistics.median(next(row for row in rows if row["what"] == flash_sparse.LISTS)["samples_ms"])
+            found.append([*shape, f"{kept:g}", f"{dense:.2f}", *cells, "" if least is None else f"{least:.2f}", met,
+                          f"{100 * lists / dense:.1f} %"])
+    return found
+
+
+def _sparse_cells(group: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str]:
+    """Milliseconds of a row, and its E with the interval."""
+    return f"{statistics.median(row['samples_ms']):.2f}", _ratio(flash_sparse.efficiency(group, row))
+
+
+def sparse_form_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """A row a configuration of the groups that raced several: whether it is the default, and E on equal rows."""
+    found = []
+    for group in data["groups"]:
+        sweep = flash_sparse.sweep_of(group)
+        for form in sweep.forms if len(sweep.forms) > 1 else ():
+            rows = {row["density"]: row for row in group["rows"][1:]
+                    if (row["what"], row["config"]) == ("sparse", form) and row["pattern"] != "random-uneven"}
+            found.append([sweep.block, str(sweep.headdim), str(sweep.seqlen), f"`{form}`",
+                          "yes" if form == sweep.default else "",
+                          *(_sparse_cells(group, rows[kept])[1] if kept in rows else "" for kept in SPARSE_DENSITIES)])
+    return found
+
+
+def sparse_clock(data: Mapping[str, Any]) -> str:
+    """SM clock of the rows, the median of each: lowest and highest."""
+    read_out = [[mhz for mhz in row["sm_mhz"] if mhz] for group in data["groups"] for row in group["rows"]]
+    seen = [statistics.median(clocks) for clocks in read_out if clocks]
+    return f"SM clock {min(seen):.0f}-{max(seen):.0f} MHz" if seen else "SM clock not read"

@@ -374,6 +374,28 @@ def flash_ladder(say: Say, path: Path) -> str:
     return measured_kernels(say, words, kernel_tables.ladder_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 
+def flash_sparse(say: Say, path: Path) -> str:
+    """Our block-sparse attention beside our dense forward, over density."""
+    import kernel_tables
+
+    data = json.loads(path.read_text("utf-8"))
+    words = ("block", "head dim", "length", "mask", "density", "dense, ms", "equal rows, ms", "E", "unequal rows, ms",
+             "E", "bar", "met", "lists, of dense")
+    return "\n".join([markdown([say(word) for word in words], kernel_tables.sparse_rows(data)), "",
+                      f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}."])
+
+
+def flash_sparse_forms(say: Say, path: Path) -> str:
+    """Configurations of the block-sparse forward that were raced."""
+    import kernel_tables
+
+    data = json.loads(path.read_text("utf-8"))
+    words = ("block", "head dim", "length", "configuration", "default",
+             *(f"E at {kept:g}" for kept in kernel_tables.SPARSE_DENSITIES))
+    return "\n".join([markdown([say(word) for word in words], kernel_tables.sparse_form_rows(data)), "",
+                      f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}."])
+
+
 def hstu_kernels(mode: str) -> Callable[..., str]:
     """Our dense HSTU attention beside NVIDIA's, in one mode."""
     def render(say: Say, path: Path) -> str:
@@ -501,6 +523,8 @@ TABLES = {
     "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
     "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
+    "flash-sparse-h200": Table(("flash-sparse-h200.json",), flash_sparse),
+    "flash-sparse-forms-h200": Table(("flash-sparse-h200.json",), flash_sparse_forms),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),

@@ -54,7 +54,8 @@ def test_the_clock_is_of_the_records_of_a_mode():
 @pytest.mark.parametrize(("name", "rows"), [("flash-fwd-h200", 20), ("flash-bwd-h200", 20), ("hstu-dense-fwd-h200", 13),
                                             ("hstu-dense-bwd-h200", 26), ("hstu-bsa-fwd-h200", 9),
                                             ("hstu-bsa-fwd-bwd-h200", 3), ("hstu-jagged-h200", 5),
-                                            ("flash-ncu-h200", 9)])
+                                            ("flash-ncu-h200", 9), ("flash-sparse-h200", 37),
+                                            ("flash-sparse-forms-h200", 10)])
 def test_every_shape_of_the_committed_files_has_its_row(name, rows):
     lines = [line for line in tables.render(name, str).splitlines() if line.startswith("| ")]
     assert len(lines) - 2 == rows

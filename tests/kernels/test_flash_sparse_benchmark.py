@@ -54,6 +54,7 @@ def test_bars_depend_on_length_block_and_mask(benchmark):
     assert bar(0.5, seqlen=16384, block="64x64") == 0.75
     assert bar(0.5, seqlen=16384, headdim=64, block="64x64") is None
     assert bar(0.5, seqlen=17776, headdim=64) == 0.85
+    assert bar(1.0, seqlen=17776, headdim=64) is None
     assert bar(0.4) is None
 
 
