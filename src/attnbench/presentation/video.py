@@ -1,8 +1,8 @@
-"""Tables of rows that generate video: a step and the attention in it, predicted and measured, whole generations.
+"""Tables of rows that generate video: a step and the attention in it, whole generations, distances of latents.
 
 Whatever a launch counts as `denoising_steps` has them.  The attention is timed where it stands (phase `attention`), the
-copies that a backend needs beside it (phase `copies`).  Predicted is as of `reconcile`; 1 / (1 - share) is what a step
-would gain if attention took no time at all.
+copies that a backend needs beside it (phase `copies`).  1 / (1 - share) is what a step would gain if
+attention took no time at all; what another attention should buy stands in the table of `reconcile`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, said
-from attnbench.presentation.reconcile import attention_ms, reconcile
+from attnbench.presentation.reconcile import attention_ms
 from attnbench.record import Record
 
 STEPS = "denoising_steps"
@@ -40,28 +40,26 @@ def _step_ms(record: Record) -> float | None:
 
 def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
     first = next((record for record in rows if record.backend == baseline), None)
-    predicted = {one.record.backend: one.predicted_ms for table in reconcile(rows, baseline) for one in table if first}
     unit = figures.unit_for(ms for record in rows if (ms := _step_ms(record)) is not None)
     columns = [
         Column("backend", f"denoising step, {unit.name}", 0, number=False),
         Column("step", "step", 0), Column("attention", "attention", 1), Column("share", "attention %", 2),
-        Column("predicted", "predicted", 3), Column("ratio", "predicted x", 3), Column("measured", "measured x", 2),
+        Column("measured", "measured x", 2),
         Column("limit", "without it", 6), Column("generation", "generation s", 4), Column("decode", "VAE s", 5),
         Column("peak", "peak GiB", 5), Column("calls", "calls", 8), Column("breaks", "graph breaks", 7),
         Column("recompiles", "recompiles", 8),
     ]
-    lines = [Line(record, _cells(record, first, predicted.get(record.backend), unit)) for record in rows]
+    lines = [Line(record, _cells(record, first, unit)) for record in rows]
     return Block(title, None, said(columns, lines), lines)
 
 
-def _cells(record: Record, first: Record | None, predicted: float | None, unit: figures.Unit) -> dict[str, str]:
+def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
     counters, share, step = record.counters, attention_share(record), _step_ms(record)
     base = _step_ms(first) if first else None
     peak = counters.get("generation_peak_mb")
     return {
         "backend": backend_name(record), "step": _in(unit, step), "attention": _in(unit, attention_ms(record)),
-        "share": "" if share is None else f"{100 * share:.0f}", "predicted": _in(unit, predicted),
-        "ratio": f"{base / predicted:.2f}x" if base and predicted else "",
+        "share": "" if share is None else f"{100 * share:.0f}",
         "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
         "limit": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else "",
         "generation": figures.plain(counters.get("generation_s")), "decode": figures.plain(counters.get("decode_s")),
