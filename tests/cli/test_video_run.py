@@ -32,7 +32,7 @@ def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsy
         assert one["counters"]["attention_calls"] == 2 * 2
         assert one["counters"]["generation_s"] > one["counters"]["decode_s"] > 0
         assert one["phases"]["attention"]["timer"] == "reported"
-        assert one["phases"]["attention"]["median_ms"] < one["time"]["median_ms"]
+        assert one["phases"]["attention"]["median_ms"] > 0
     assert records["video[eager]"]["repro"].startswith("attnbench compare --workload video --model tiny ")
     assert records["video[eager]"]["counters"]["latents_rel_l1_2"] < 1e-4
 

@@ -1,11 +1,11 @@
-"""The tables of denoising steps: predicted from what was timed in place, and nothing said of what is not known."""
+"""The tables of denoising steps: attention as timed in place, and nothing said of what is not known."""
 
 from __future__ import annotations
 
 import pytest
 
 from attnbench.formats.layouts.base import imported_time
-from attnbench.presentation.video import attention_share, in_place_ms, predicted_ms, video
+from attnbench.presentation.video import attention_share, video
 from attnbench.record import Record, Status
 
 
@@ -28,26 +28,20 @@ def cells(block, row):
     return {column.title: block.lines[row].cells.get(column.key, "") for column in block.columns}
 
 
-def test_a_step_is_predicted_from_the_attention_in_place():
-    assert predicted_ms(FAST, BASE) == pytest.approx(450.0)
-    assert predicted_ms(COPYING, BASE) == pytest.approx(650.0)
-    assert predicted_ms(BASE, BASE) is None
-    assert predicted_ms(FAST, None) is None
-    assert predicted_ms(record("x", 1.0), BASE) is None
-    assert in_place_ms(COPYING) == 450.0
-    assert in_place_ms(COPYING, "attention") == 400.0
+def test_the_share_of_attention_counts_its_copies():
     assert attention_share(BASE) == pytest.approx(0.6)
+    assert attention_share(COPYING) == pytest.approx(450 / 700)
+    assert attention_share(record("x", 1.0)) is None
 
 
-def test_the_table_says_predicted_and_measured_against_the_baseline():
+def test_the_table_says_steps_generations_and_distances():
     steps, latents = video("title", [BASE, FAST, COPYING], "video[sdpa]")
     assert cells(steps, 0) == {
-        "denoising step, ms": "video[sdpa]", "step": "500", "attention": "300", "attention %": "60", "predicted": "",
-        "predicted x": "", "measured x": "", "without it": "2.50x", "generation s": "26.0", "VAE s": "2.00",
-        "peak GiB": "20.0", "calls": "1500", "graph breaks": ""}
-    found = cells(steps, 1)
-    assert (found["predicted"], found["predicted x"], found["measured x"]) == ("450", "1.11x", "1.11x")
-    assert cells(steps, 2)["graph breaks"] == "30"
+        "denoising step, ms": "video[sdpa]", "step": "500", "attention": "300", "attention %": "60", "measured x": "",
+        "without it": "2.50x", "generation s": "26.0", "VAE s": "2.00", "peak GiB": "20.0", "calls": "1500",
+        "graph breaks": ""}
+    assert cells(steps, 1)["measured x"] == "1.11x"
+    assert (cells(steps, 2)["attention"], cells(steps, 2)["graph breaks"]) == ("450", "30")
     assert [line.record.backend for line in latents.lines] == ["video[flash-triton]"]
     assert cells(latents, 0) == {"latents, relative L1 after step": "video[flash-triton]", "1": "1.0e-04",
                                  "50": "2.0e-02", "cosine at the end": "0.999000"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +43,12 @@ class VideoSession:
 
         self.found = self.attention.rows = None
         before, layers = self.attention.calls, self.case.config.layers
-        with torch.no_grad():
+        with torch.no_grad(), self._watched():
             self.found = self.denoiser.step(0, self.inputs.latents, self.inputs.embeds)
         _check_calls(self.name, self.attention.calls - before, layers)
-        if self.compiler is not None:
-            self.compiler.stepped()
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.compiler is None else self.compiler.watched()
 
     def outputs(self) -> Mapping[str, Tensor]:
         """Prediction, next latents and rows of the first layer's attention of the last step.
@@ -97,7 +99,8 @@ class VideoSession:
         """
         from attnbench.workloads.video.generation import generate_all
 
-        found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
+        with self._watched():
+            found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
         _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
         graphs = {} if self.compiler is None else self.compiler.counted()
         return {**found.counters(), **graphs}
@@ -127,24 +130,31 @@ def compile_blocks(transformer: Any, *, mode: str, compiler: str = "inductor") -
 
 
 class _Compiler:
-    """Counts what torch.compile does while a session is open: in its first step, and afterwards."""
+    """Counts what torch.compile does in a session's own calls: in its first step, and afterwards."""
 
     def __init__(self) -> None:
-        self.before = self._now()
-        self.first: tuple[int, int] | None = None
+        self.breaks = self.graphs = self.later = 0
+        self.stepped = False
 
-    @staticmethod
-    def _now() -> tuple[int, int]:
-        from torch._dynamo.utils import counters
-
-        return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
-
-    def stepped(self) -> None:
-        """Told after every step."""
-        self.first = self.first or self._now()
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count what the block compiles: other sessions of the process compile as well."""
+        breaks, graphs = _compiled_so_far()
+        yield
+        breaks, graphs = (now - before for now, before in zip(_compiled_so_far(), (breaks, graphs), strict=True))
+        self.breaks += breaks
+        if self.stepped:
+            self.later += graphs
+        else:
+            self.graphs, self.stepped = graphs, True
 
     def counted(self) -> dict[str, float]:
         """Graph breaks, graphs of the first step, and graphs that were compiled later."""
-        (breaks, graphs), first = self._now(), self.first or self.before
-        return {"graph_breaks": breaks - self.before[0], "graphs": first[1] - self.before[1],
-                "recompiles": graphs - first[1]}
+        return {"graph_breaks": self.breaks, "graphs": self.graphs, "recompiles": self.later}
+
+
+def _compiled_so_far() -> tuple[int, int]:
+    """Graph breaks and graphs of this process."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]

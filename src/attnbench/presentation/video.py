@@ -1,8 +1,8 @@
-"""Tables of rows that generate video: a step and the attention in it, predicted and measured, whole generations.
+"""Tables of rows that generate video: a step and the attention in it, whole generations, distances of latents.
 
 Whatever a launch counts as `denoising_steps` has them.  The attention is timed where it stands (phase `attention`), the
-copies that a backend needs beside it (phase `copies`).  Predicted is the baseline's step with this row's attention and
-copies in place of its own; 1 / (1 - share) is what a step would gain if attention took no time at all.
+copies that a backend needs beside it (phase `copies`).  1 / (1 - share) is what a step would gain if
+attention took no time at all; what another attention should buy stands in the table of `reconcile`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.reconcile import attention_ms
 from attnbench.record import Record
 
 STEPS = "denoising_steps"
-ATTENTION, COPIES = "attention", "copies"
 MIB_OF_A_GIB = 1024
 MOST_STEPS_SHOWN = 6
 DISTANCE, COSINE = "latents_rel_l1_", "latents_cosine_"
@@ -28,39 +28,23 @@ def video(title: str, records: Sequence[Record], baseline: str | None) -> list[B
     return [_steps(title, rows, baseline), *_latents(title, rows)]
 
 
-def in_place_ms(record: Record, *names: str) -> float | None:
-    """What attention (or the phases named) takes inside a step, in ms; None where it was not timed."""
-    found = [time.median_ms for name in names or (ATTENTION, COPIES) if (time := record.phases.get(name))]
-    times = [one for one in found if one is not None]
-    return sum(times) if times and ATTENTION in record.phases and len(times) == len(found) else None
-
-
-def step_ms(record: Record) -> float | None:
-    """Median of a step, in ms."""
-    return record.time.median_ms if record.time else None
-
-
 def attention_share(record: Record) -> float | None:
     """Share of a step that attention and its copies take, from 0 to 1."""
-    step, attention = step_ms(record), in_place_ms(record)
+    step, attention = _step_ms(record), attention_ms(record)
     return min(1.0, attention / step) if step and attention is not None else None
 
 
-def predicted_ms(record: Record, baseline: Record | None) -> float | None:
-    """The baseline's step with this row's attention, in ms; None of the baseline itself."""
-    if baseline is None or baseline is record:
-        return None
-    parts = step_ms(baseline), in_place_ms(baseline), in_place_ms(record)
-    return None if None in parts else parts[0] - parts[1] + parts[2]  # type: ignore[operator]
+def _step_ms(record: Record) -> float | None:
+    return record.time.median_ms if record.time else None
 
 
 def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
     first = next((record for record in rows if record.backend == baseline), None)
-    unit = figures.unit_for(ms for record in rows if (ms := step_ms(record)) is not None)
+    unit = figures.unit_for(ms for record in rows if (ms := _step_ms(record)) is not None)
     columns = [
         Column("backend", f"denoising step, {unit.name}", 0, number=False),
         Column("step", "step", 0), Column("attention", "attention", 1), Column("share", "attention %", 2),
-        Column("predicted", "predicted", 3), Column("ratio", "predicted x", 3), Column("measured", "measured x", 2),
+        Column("measured", "measured x", 2),
         Column("limit", "without it", 6), Column("generation", "generation s", 4), Column("decode", "VAE s", 5),
         Column("peak", "peak GiB", 5), Column("calls", "calls", 8), Column("breaks", "graph breaks", 7),
         Column("recompiles", "recompiles", 8),
@@ -70,13 +54,12 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
 
 
 def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
-    counters, share, step = record.counters, attention_share(record), step_ms(record)
-    predicted, base = predicted_ms(record, first), step_ms(first) if first else None
+    counters, share, step = record.counters, attention_share(record), _step_ms(record)
+    base = _step_ms(first) if first else None
     peak = counters.get("generation_peak_mb")
     return {
-        "backend": backend_name(record), "step": _in(unit, step), "attention": _in(unit, in_place_ms(record)),
-        "share": "" if share is None else f"{100 * share:.0f}", "predicted": _in(unit, predicted),
-        "ratio": f"{base / predicted:.2f}x" if base and predicted else "",
+        "backend": backend_name(record), "step": _in(unit, step), "attention": _in(unit, attention_ms(record)),
+        "share": "" if share is None else f"{100 * share:.0f}",
         "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
         "limit": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else "",
         "generation": figures.plain(counters.get("generation_s")), "decode": figures.plain(counters.get("decode_s")),
