@@ -36,7 +36,8 @@ def jobs_of(capability):
     return found
 
 
-@pytest.mark.parametrize(("version", "capability"), [("pinned", 80), ("pinned", 90), ("3.6", 90)])
+# Every kernel by both Tritons, and for both cards: they multiply nothing, and a card changes little.
+@pytest.mark.parametrize(("version", "capability"), [("pinned", 80), ("3.6", 90)])
 def test_a_row_stays_in_registers(version, capability):
     if version not in tritons():
         pytest.skip(NO_OLDEST)

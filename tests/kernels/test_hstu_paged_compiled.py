@@ -71,8 +71,7 @@ def faults(job, one):
 
 
 # No fixture: each process that runs tests of this file would compile all of it.
-@pytest.mark.parametrize(("version", "capability"), [("pinned", 80), ("pinned", 90), ("pinned", 100), ("3.6", 80),
-                                                     ("3.6", 90)])
+@pytest.mark.parametrize(("version", "capability"), [("pinned", 80), ("pinned", 90), ("pinned", 100), ("3.6", 90)])
 def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version, capability):
     if version not in tritons():
         pytest.skip(NO_OLDEST)

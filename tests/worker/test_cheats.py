@@ -25,8 +25,8 @@ from attnbench.workloads.base import load_workload
 FILE = str(FAKES / "cheating.py")
 LARGE = {"batch": 1, "seqlen": 384, "nheads": 2, "headdim": 32, "causal": True, "dtype": "fp32"}
 LONG = LARGE | {"seqlen": 768, "nheads": 1}
-"""Work that is held against ten copies of all tensors takes over a hundred times a copy here, and of `LARGE` forty: so
-little that pauses of a busy machine in two of the first looks let it off."""
+"""Its work takes longer than a busy machine takes a processor away for, and over a hundred times as long as a copy:
+pauses in two of the first looks would let a launch off whose work is as short as they are."""
 HONEST = ("honest-steps", "honest-views", "by-numpy")
 BACKENDS = {kind.name: kind for kind in vars(cheating).values() if "name" in getattr(kind, "__dict__", {})}
 
@@ -82,8 +82,7 @@ def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str 
 @pytest.mark.parametrize("plan", [{}, {"warmup": 1, "iterations": 12}], ids=["until-known", "counted"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_who_did_not_do_the_work_is_told_so(name, plan):
-    case = LONG if "a copy of all" in EXPECTED[name] else LARGE
-    assert re.fullmatch(EXPECTED[name], verdict(BACKENDS[name](), case, **plan) or "", re.DOTALL)
+    assert re.fullmatch(EXPECTED[name], verdict(BACKENDS[name](), LONG, **plan) or "", re.DOTALL)
 
 
 @pytest.mark.parametrize("shape", [{}, {"seqlen": 5, "headdim": 8}, {"seqlen": 64, "dtype": "bf16"}])
