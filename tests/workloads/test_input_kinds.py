@@ -142,6 +142,8 @@ def test_a_file_that_is_no_such_file(saved, tmp_path):
 
 
 def test_each_workload_says_which_kinds_it_has():
+    assert ATTENTION.input_kinds == KINDS
+    assert {kind for name in workload_names() for kind in load_workload(name).input_kinds} == set(KINDS)
     for name in workload_names():
         workload = load_workload(name)
         for kind in workload.input_kinds:

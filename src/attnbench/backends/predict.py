@@ -136,8 +136,12 @@ def _similarity(x: Tensor, size: int) -> Tensor:
 
 
 def _largest(scores: Tensor, possible: Tensor, share: float) -> Tensor:
+    import torch
+
     count = (possible.sum(-1) * share + 0.5).long().clamp(min=1)[:, None]
-    return scores.argsort(-1, descending=True).argsort(-1) < count
+    order = scores.argsort(-1, descending=True)
+    kept = (torch.arange(order.shape[-1], device=order.device) < count).expand_as(order)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def _mass(scores: Tensor, share: float) -> Tensor:

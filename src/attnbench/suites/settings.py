@@ -15,7 +15,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Settings
-from attnbench.workloads.base import Workload, load_workload, one_of, workload_names
+from attnbench.workloads.base import ATTENTION_KINDS, Workload, one_of
 from attnbench.workloads.given_files import is_known, known_as
 
 
@@ -84,17 +84,13 @@ def matching(pattern: str, accepted: str) -> Callable[[str], str]:
     return parse
 
 
-KINDS = tuple(dict.fromkeys(kind for name in workload_names() for kind in load_workload(name).input_kinds))
-"Of all workloads; `check_input` says which has which."
-
-
 def parse_input(text: str) -> str:
     """Read a kind of values, or find a file of captured tensors and say its name and hash."""
-    if text in KINDS:
+    if text in ATTENTION_KINDS:
         return text
     if text.endswith(".safetensors") or is_known(text):
         return known_as(text)
-    raise ValueError(f"one of {', '.join(KINDS)}, or a .safetensors file")
+    raise ValueError(f"one of {', '.join(ATTENTION_KINDS)}, or a .safetensors file")
 
 
 def check_input(workload: Workload, kind: str) -> None:
@@ -120,8 +116,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("regime", one_of("burst", "sustained"), "burst (cool, full clock) or sustained (power-limited)", "NAME"),
     Setting("lock_clocks", matching(r"[1-9][0-9]{1,5}(,[1-9][0-9]{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
             "lock the GPU clocks (MHz) while measuring, where you may", "SM[,MEM]", in_suite=False),
-    Setting("input", parse_input, f"values of the inputs: {', '.join(KINDS)}, or a .safetensors file with tensors q, k "
-            "and v; workloads other than attention and sparse take the first three", "KIND"),
+    Setting("input", parse_input, f"values of the inputs: {', '.join(ATTENTION_KINDS)}, or a .safetensors file with "
+            "tensors q, k and v; workloads other than attention and sparse take the first three", "KIND"),
     Setting("seed", whole(0), "seed of the inputs and of the order within rounds", "N"),
     Setting("replicates", whole(1), "repeat every group in this many fresh processes", "N"),
     Setting("device", matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N"),

@@ -74,6 +74,8 @@ class Inputs(Protocol):
 
 INPUT_KINDS = ("normal", "uniform", "zeros")
 "Values that every workload's inputs may have."
+ATTENTION_KINDS = (*INPUT_KINDS, "outliers", "channel-bias", "video")
+"Those of queries, keys and values."
 
 CaseT = TypeVar("CaseT", bound=Case)
 "The case class of a workload, and of the backends that compute it."

@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.attention.axes import ACCEPTED_WINDOW, AXES, parse_window
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.work import work
-from attnbench.workloads.base import INPUT_KINDS, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import ATTENTION_KINDS, Draw, OutputKind, Workload, unknown_axis
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -31,7 +31,7 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     name = "attention"
     title = "dense softmax attention"
     axes = AXES
-    input_kinds = (*INPUT_KINDS, "outliers", "channel-bias", "video")
+    input_kinds = ATTENTION_KINDS
     captured = True
     variants = ("softmax",)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import INPUT_KINDS, Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import ATTENTION_KINDS, Choice, Draw, OutputKind, Workload, unknown_axis
 from attnbench.workloads.sparse.axes import AXES
 from attnbench.workloads.sparse.case import SparseCase
 from attnbench.workloads.sparse.work import dense_flops, work
@@ -39,7 +39,7 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     name = "sparse"
     title = "block-sparse softmax attention"
     axes = AXES
-    input_kinds = (*INPUT_KINDS, "outliers", "channel-bias", "video")
+    input_kinds = ATTENTION_KINDS
     captured = True
     variants = (GIVEN, CHOSEN, DENSE)
 
