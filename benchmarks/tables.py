@@ -494,6 +494,19 @@ def serving(say: Say, path: Path) -> str:
     return "\n".join([table, "", where(to_dict(run.environments[0]), say)])
 
 
+def sparse_peers(say: Say, path: Path) -> str:
+    """Block-sparse kernels on one map: time, both rates, density, E, and phases before the kernel."""
+    import kernel_tables
+    import sparse_tables
+
+    from attnbench.record import to_dict
+
+    run = kernel_tables.load(path)
+    words = ("backend", "ms", "TFLOP/s", "effective TFLOP/s", "density", "E", "predict µs", "convert µs")
+    rows = sparse_tables.peer_rows(run)
+    return "\n".join([markdown([say(word) for word in words], rows), "", where(to_dict(run.environments[0]), say)])
+
+
 def loads(say: Say, *paths: Path) -> str:
     """Latency over rate of models under load."""
     import load_tables
@@ -542,6 +555,7 @@ TABLES = {
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
     "serving-h200": Table(("serving-h200.json",), serving),
+    "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "history": Table(("history.json",), history),

@@ -33,6 +33,7 @@ class FastVideoVsa(SparseBackend):
 
     name = "fastvideo-vsa"
     title = "FastVideo VSA"
+    tested = "NVIDIA H200, torch 2.11"
     install = INSTALL
     module = "fastvideo_kernel.block_sparse_attn"
     distribution = "fastvideo-kernel"

@@ -29,6 +29,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     name = "flash-sparse"
     title = "Block-sparse attention, ours (Triton)"
+    tested = "NVIDIA H200, torch 2.11"
     heads_first = False
     limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True,
                           capability=(8, 0))

@@ -27,6 +27,7 @@ class SparseFlex(SparseBackend):
 
     name = "sparse-flex"
     title = "FlexAttention, block mask"
+    tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
     compiles = True
