@@ -22,6 +22,7 @@ class ServingPaged(ServingBackend):
     title = "Ranking step, our paged attention (Triton)"
     distribution = "triton"
     compiles = True
+    tested = "NVIDIA H200, torch 2.11"
     graphs = True
 
     def probe(self) -> None:
