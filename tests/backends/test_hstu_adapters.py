@@ -86,7 +86,7 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
 
 @pytest.mark.parametrize(("mode", "short", "said"), [
     ("fwd", "f128x128w8s2-wss", "f128x128w8s2-wss has the word wss; one of masked_stagesN, loadstma, registersN, exp, "
-     "tf32x3, tf32, section_mibN, ahead, ws; the nearest valid one is f128x128w8s2-ws"),
+     "tf32x3, tf32, section_mibN, ahead, ws, partsN; the nearest valid one is f128x128w8s2-ws"),
     ("fwd", "f128x65w8s3-plain", "f128x65w8s3-plain is not known; one of the 26 listed for this shape; the nearest "
      "valid one is f128x64w8s3-plain"),
     ("fwd", "f128x64w8s3-section_mib8", "f128x64w8s3-section_mib8 is not how it is spelled; "

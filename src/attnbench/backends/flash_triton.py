@@ -1,8 +1,7 @@
 """``flash-triton``: our FlashAttention.
 
-A configuration is the forward's (``m128n128w8s2-tma-pp``, or every field of it by name), the backward's
-(``b64x128w8s2-atomic``) or both (``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with ``r…`` tiles
-is deterministic.
+A configuration is the forward's (``m128n128w8s2-tma-pp``), the backward's (``b64x128w8s2-atomic``) or both
+(``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with ``r…`` tiles is deterministic.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     def family(self) -> Family[Shape]:
         """Names of its configurations."""
         from attnbench.kernels.flash.config.family import FAMILY
-
         return FAMILY
 
     def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
@@ -52,12 +50,10 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`."""
         from attnbench.backends.flash_triton_call import function_of
-
-        return function_of(case, "" if self.config is None else self.config.short)
+        return function_of(case, self.own)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         from attnbench.backends.flash_triton_call import FlashSession
-
-        yield FlashSession(case, inputs, "" if self.config is None else self.config.short).launch()
+        yield FlashSession(case, inputs, self.own).launch()
