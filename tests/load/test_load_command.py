@@ -13,6 +13,8 @@ from attnbench.errors import AttnbenchError
 from attnbench.load import run as load_run
 from attnbench.load.engine import ModelEngine
 from attnbench.load.run import highest_rate
+from attnbench.machine import devices
+from attnbench.machine.device import Device
 from attnbench.presentation.load import markdown, notes, sentence, tables
 from attnbench.store import load_file
 from attnbench.store.load_file import Highest, LoadRun, Point, derived
@@ -131,6 +133,14 @@ def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.Cap
     assert said in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(capsys: pytest.CaptureFixture[str],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "resolve", lambda _: Device("cuda"))
+    assert main([*LOAD, "--graph", "--attention", "reference"]) == 2
+    assert "--attention=reference does not go with --graph, it is of one step's lengths; paged\n" in (
+        capsys.readouterr().err)
 
 
 # ── the search of a rate ───────────────────────────────────────────────────────────────────────────

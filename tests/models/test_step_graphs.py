@@ -116,3 +116,14 @@ def test_no_graph_is_made_where_the_requests_are_refused():
     with pytest.raises(UsageError, match="user=1 is in the batch twice"):
         graphs([request(1, 3), request(1, 4)])
     assert graphs.sizes == []
+
+
+@pytest.mark.parametrize(("capture", "attention", "accepted"), [
+    (True, "reference", "paged"), (True, "gathered", "paged"), (False, "gathered", "paged or reference")])
+def test_attention_with_lengths_of_one_step_goes_with_no_graph(capture, attention, accepted):
+    """A graph would repeat the lengths of the step that it was captured with: wrong scores for all others."""
+    from attnbench.errors import UsageError
+
+    said = f"hstu-ranking: attention={attention} does not go with graphs, .*; {accepted}$"
+    with pytest.raises(UsageError, match=said):
+        StepGraphs(HstuRanking(TINY), attention=attention, capture=capture)

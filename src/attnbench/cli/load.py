@@ -60,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
     group.add_argument("--on-host-hit", metavar="HOW", help=(
         "with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"))
-    group.add_argument("--graph", action="store_true", help="steps as CUDA graphs, with attention paged or reference")
+    group.add_argument("--graph", action="store_true", help="steps as CUDA graphs, with attention paged")
     group.add_argument("--long-history", metavar="POLICY", help=(
         "a history over the model's most: truncate keeps its first items, refuse (default: truncate)"))
     group.add_argument("--checkpoint", metavar="FILE", help="weights, safetensors (default: random by seed)")
@@ -140,9 +140,9 @@ def options_of(args: argparse.Namespace) -> Options:
     if asked["num_candidates"] is not None and asked["num_candidates"] > preset.config.max_candidates:
         raise UsageError(refusal(WHO, "--num-candidates", asked["num_candidates"],
                                  f"is over the most of {preset.model}", f"0 to {preset.config.max_candidates}"))
-    if args.graph and args.attention == "gathered":
-        raise UsageError(refusal(WHO, "--attention", args.attention, "does not go with --graph, its copies are of one "
-                                 "step's lengths", "paged or reference"))
+    if args.graph and (args.attention == "gathered" or (device.on_gpu and args.attention == "reference")):
+        raise UsageError(refusal(WHO, "--attention", args.attention, "does not go with --graph, it is of one step's "
+                                 "lengths", "paged" if device.on_gpu else "paged or reference"))
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))

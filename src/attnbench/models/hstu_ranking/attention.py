@@ -184,6 +184,10 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 
 AttentionMaker = Callable[[Sequences], Attention]
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
+PADDED = ("paged", "reference")
+"Those that take rows and sequences beyond a step's own."
+CAPTURED = ("paged",)
+"Those that take all lengths from the device: a CUDA graph of the others would keep those of one step."
 
 
 def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.models.hstu_ranking.attention import AttentionMaker
+from attnbench.errors import UsageError, refusal
+from attnbench.models.hstu_ranking.attention import CAPTURED, PADDED, AttentionMaker
+from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.hstu_ranking.model import USUAL_PAGE, HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
@@ -46,9 +48,16 @@ class StepGraphs:
             attention: one that takes all lengths from the table on the device.
             capture: make graphs; None: on a card.
             most: buckets to keep, those used last.
+
+        Raises:
+            UsageError: the attention takes lengths from the host; a graph would repeat those of its first step.
         """
         self.model, self.cache, self.attention, self.most = model, cache, attention, most
         self.capture = model.device.type == "cuda" if capture is None else capture
+        fitting = CAPTURED if self.capture else PADDED
+        if isinstance(attention, str) and attention not in fitting:
+            raise UsageError(refusal(WHO, "attention", attention, "does not go with graphs, it takes the lengths of one "
+                                     "step from the host", " or ".join(fitting)))
         self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
@@ -74,7 +83,7 @@ class StepGraphs:
 
     @torch.no_grad()
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
-        """Logits [candidates, tasks] of a step; they are overwritten by the next step of the same bucket.
+        """Logits [candidates, tasks] of a step; the next step, whose graph shares the memory, may overwrite them.
 
         Args:
             requests: of the step, checked.
