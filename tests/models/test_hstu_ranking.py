@@ -201,6 +201,10 @@ BAD = {
     "len(items)=101 is over the model's; at most 100": [request(1, 101)],
     "len(candidates)=21 is over the model's; at most 20": [request(1, 1, 21)],
     "candidates=[1, 2] is no array; a numpy array": [replace(request(1, 2), candidates=[1, 2])],
+    "items=int64[] has no dim; an array of one dim": [request(1, 2, items=np.array(5))],
+    "user=[1] is no number of a user; a whole number": [replace(request(1, 2), user=[1])],
+    "user=nan is no number of a user; a whole number": [replace(request(1, 2), user=float("nan"))],
+    "user=True is no number of a user; a whole number": [request(2, 2), replace(request(1, 2), user=True)],
     "items=float64[2] are no ids; whole numbers in one dim": [request(1, 2, items=np.array([1.0, 2.0]))],
 }
 
@@ -222,6 +226,12 @@ def test_times_and_foreign_caches_are_refused():
         model([one])
     with pytest.raises(UsageError, match="request 0: now=5 is before the history's end"):
         model([replace(one, times=np.array([1, 9]), now=5)])
+    for times, now, said in ((np.array([0.5, 1]), 9, r"times=float64\[2\] are no seconds; whole numbers in one dim"),
+                             ([1, 2], 9, r"times=\[1, 2\] is no array; a numpy array"),
+                             (np.array([1, 2]), np.nan, "now=nan is no time; whole seconds under"),
+                             (np.array([-2**63, 2]), 9, "times=-9223372036854775808 is no time; seconds above")):
+        with pytest.raises(UsageError, match=f"request 0: {said}"):
+            model([replace(one, times=times, now=now)])
     said = "hstu-ranking: cache=of 1 users was made for other weights; one that make_cache of this model made"
     first, second = HstuRanking(TINY), HstuRanking(TINY)
     cache = first.make_cache(pages=3)
@@ -244,3 +254,22 @@ def test_a_batch_of_nobody_and_arrays_of_nothing():
 def test_ids_say_all_that_keys_depend_on():
     assert history_ids(TINY, request(1, 2, items=np.array([5, 6]), actions=np.array([0, 7]))).tolist() == [
         59, 67, 5, 50, 6, 57]
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, ">i8"], ids=str)
+def test_ids_of_any_whole_type_are_the_same_ids(kind):
+    """Actions stand behind the items in one table: 250 + 7 does not fit 8 bits."""
+    config = replace(TINY, items=250)
+    one = request(1, 8, 3, actions=np.arange(8))
+    other = replace(one, **{name: getattr(one, name).astype(kind)
+                            for name in ("items", "actions", "candidates", "context")})
+    assert history_ids(config, other).tolist() == history_ids(config, one).tolist()
+    model = HstuRanking(config, dtype=torch.float32)
+    assert torch.equal(model([other]), model([one]))
+
+
+def test_times_of_any_whole_type_are_the_same_times():
+    model = HstuRanking(RECENCY, dtype=torch.float32)
+    one = replace(request(1, 4), context=np.array([3]), times=np.array([0, 50, 90, 120]), now=9000)
+    for kind in (np.int8, np.uint64):
+        assert torch.equal(model([replace(one, times=one.times.astype(kind))]), model([one]))

@@ -56,8 +56,8 @@ class StepGraphs:
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
         if isinstance(attention, str) and attention not in fitting:
-            raise UsageError(refusal(WHO, "attention", attention, "does not go with graphs, it takes the lengths of one "
-                                     "step from the host", " or ".join(fitting)))
+            raise UsageError(refusal(WHO, "attention", attention, "does not go with graphs, it takes the lengths of "
+                                     "one step from the host", " or ".join(fitting)))
         self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0

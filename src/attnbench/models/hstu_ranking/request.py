@@ -16,6 +16,9 @@ import numpy as np
 from attnbench.errors import UsageError, refusal
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 
+LONGEST_TIME = 2**62
+"Seconds; differences of two times are taken in 64 bits."
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -49,12 +52,20 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
     seen: set[int] = set()
     for number, request in enumerate(requests):
         who = f"{WHO}: request {number}"
+        if not _is_whole(request.user):
+            raise UsageError(refusal(who, "user", repr(request.user)[:40], "is no number of a user", "a whole number"))
         if request.user in seen:
             raise UsageError(refusal(who, "user", request.user, "is in the batch twice", "each user once"))
         seen.add(request.user)
         for name in ("items", "actions", "candidates", "context"):
-            if not isinstance(getattr(request, name), np.ndarray):
-                raise UsageError(refusal(who, name, repr(getattr(request, name))[:40], "is no array", "a numpy array"))
+            _check_array(who, name, getattr(request, name))
+        if config.recency:
+            if request.times is not None:
+                _check_array(who, "times", request.times)
+                _check_whole(who, "times", request.times, "are no seconds")
+            if not _is_whole(request.now) or not -LONGEST_TIME < request.now < LONGEST_TIME:
+                raise UsageError(refusal(who, "now", repr(request.now)[:40], "is no time",
+                                         "whole seconds under 2**62"))
         length = len(request.items)
         for name, most in (("items", config.max_history), ("candidates", config.max_candidates)):
             if len(getattr(request, name)) > most:
@@ -69,14 +80,33 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
         for name, size in (("items", config.items), ("candidates", config.items), ("actions", config.actions)):
             _check_ids(who, name, getattr(request, name), size)
         _check_ids(who, "context", request.context, config.context)
-        if config.recency and length and int(np.max(request.times)) > request.now:
-            raise UsageError(refusal(who, "now", request.now, "is before the history's end", "the request's time"))
+        if config.recency and length:
+            first, last = int(np.min(request.times)), int(np.max(request.times))
+            if first <= -LONGEST_TIME:
+                raise UsageError(refusal(who, "times", first, "is no time", "seconds above -2**62"))
+            if last > request.now:
+                raise UsageError(refusal(who, "now", request.now, "is before the history's end", "the request's time"))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_array(who: str, name: str, given: object) -> None:
+    if not isinstance(given, np.ndarray):
+        raise UsageError(refusal(who, name, repr(given)[:40], "is no array", "a numpy array"))
+    if not given.ndim:
+        raise UsageError(refusal(who, name, f"{given.dtype}[]", "has no dim", "an array of one dim"))
+
+
+def _check_whole(who: str, name: str, given: np.ndarray, why: str) -> None:
+    # An empty array is of any type: numpy's own is of floats.
+    if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+        raise UsageError(refusal(who, name, f"{given.dtype}{list(given.shape)}", why, "whole numbers in one dim"))
 
 
 def _check_ids(who: str, name: str, ids: np.ndarray, size: int | tuple[int, ...]) -> None:
-    # An empty array is of any type: numpy's own is of floats.
-    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise UsageError(refusal(who, name, f"{ids.dtype}{list(ids.shape)}", "are no ids", "whole numbers in one dim"))
+    _check_whole(who, name, ids, "are no ids")
     # One pass, as this is done for every id of every request: below 0 is far above as an unsigned number.
     if not len(ids) or (isinstance(size, int) and ids.dtype == np.int64
                         and np.maximum.reduce(ids.view(np.uint64)) < size):
@@ -95,5 +125,6 @@ def history_ids(config: ModelConfig, request: Request) -> np.ndarray:
     starts = config.items + config.actions + np.cumsum((0, *config.context))[:-1] if features else 0
     ids[:features] = request.context + starts
     ids[features::2] = request.items
-    ids[features + 1::2] = request.actions + config.items
+    ids[features + 1::2] = request.actions
+    ids[features + 1::2] += config.items  # in 64 bits: actions of 8 bits would wrap
     return ids

@@ -78,7 +78,7 @@ def _counted_back(config: ModelConfig, request: Request, length: int) -> dict[st
     assert request.times is not None
     features, count = len(config.context), len(request.candidates)
     back = np.minimum(np.arange(length, 0, -1), POSITIONS - 1)
-    since = np.sqrt(np.maximum(request.now - request.times, 0) / 60).astype(np.int64)
+    since = np.sqrt(np.maximum(request.now - request.times.astype(np.int64), 0) / 60).astype(np.int64)
     zeros: np.ndarray = np.zeros(features + count, dtype=np.int64)
     return {"positions": [back, zeros[features:]],
             "actions": [np.full(features, config.actions), request.actions, np.full(count, config.actions)],
