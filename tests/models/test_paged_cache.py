@@ -327,6 +327,26 @@ def test_an_error_before_the_step_leaves_what_was_there(monkeypatch, place):
     assert serve(cache, (1, tokens(70)), (2, tokens(33, 500))) == [40, 0]
 
 
+@pytest.mark.parametrize("count", [-1, -33, 5.5, True, None])
+def test_no_user_is_cut_to_a_number_that_is_none(count):
+    """-33 tokens would be -1 pages: the last one freed, the others held by nobody who is found."""
+    cache = make_cache(pages=3)
+    serve(cache, (1, tokens(70)))
+    with pytest.raises(UsageError, match=f"^kv-cache: tokens={count} cannot be used; a whole number from 0$"):
+        cache.truncate(1, count)
+    assert cache.users == {1: 70}
+    check_books(cache)
+
+
+@pytest.mark.parametrize("targets", [[0], [0, -1], [0, 0, 0]])
+def test_a_batch_has_a_number_of_candidates_for_each_user(targets):
+    cache = make_cache(pages=3)
+    with pytest.raises(UsageError, match="^kv-cache: targets=.* does not fit 2 users and 2 histories"), \
+            cache.step([1, 2], [tokens(3), tokens(3)], targets):
+        pass
+    assert cache.counts.steps == 0
+
+
 def test_what_was_evicted_comes_back_from_host_memory():
     cache = make_cache(pages=3, host_pages=9)
     serve(cache, (1, tokens(70)))

@@ -118,6 +118,9 @@ class PagedCache:
             UsageError: a user is there twice or in another running step, or the pool has not the pages; nothing has
                 changed then.
         """
+        if not len(users) == len(histories) == len(targets) or min(targets, default=0) < 0:
+            raise UsageError(refusal(WHO, "targets", list(targets)[:8], f"does not fit {len(users)} users and "
+                                     f"{len(histories)} histories", "a history and a number from 0 for each user"))
         found = self.allocate(users, histories, targets, self.lookup(users, histories))
         try:
             yield found
@@ -145,8 +148,10 @@ class PagedCache:
         """Forget all but a user's first tokens, on the device and in host memory; waits for its transfers.
 
         Raises:
-            UsageError: the user is in a running step.
+            UsageError: the user is in a running step, or there is no such number of tokens.
         """
+        if type(tokens) is not int or tokens < 0:
+            raise UsageError(refusal(WHO, "tokens", repr(tokens), "cannot be used", "a whole number from 0"))
         self._idle(user)
         for tier in (self._device_tier, self._host_tier):
             entry = tier.entries.get(user)
