@@ -12,6 +12,7 @@ from attnbench.cli import main
 from attnbench.errors import AttnbenchError
 from attnbench.load import run as load_run
 from attnbench.load.engine import ModelEngine
+from attnbench.load.gaps import is_possible
 from attnbench.load.run import highest_rate
 from attnbench.machine import devices
 from attnbench.machine.device import Device
@@ -174,6 +175,10 @@ def test_a_rate_that_is_never_met_ends_the_search() -> None:
     tried: list[float] = []
     assert highest_rate(lambda rate: (tried.append(rate), at(rate, limit=0.0))[1], 50.0, 100.0) is None
     assert len(tried) == 12
+    tried.clear()
+    assert highest_rate(lambda rate: (tried.append(rate), at(rate, limit=0.0))[1], 50.0, 20.0,
+                        possible=lambda rate: is_possible(rate, 0.5)) is None
+    assert tried == [20.0, 10.0, 5.0, 2.5, 1.25], "0.625 requests a second are none in half a second"
     refused = at(10.0, limit=20.0)
     refused = load_file.dataclasses.replace(refused, issued=210, refused={"backlog": 10})
     assert highest_rate(lambda rate: refused, 50.0, 10.0, most_probes=3) is None, "a refused request is not in time"

@@ -341,7 +341,7 @@ def test_no_user_is_cut_to_a_number_that_is_none(count):
 @pytest.mark.parametrize("targets", [[0], [0, -1], [0, 0, 0]])
 def test_a_batch_has_a_number_of_candidates_for_each_user(targets):
     cache = make_cache(pages=3)
-    with pytest.raises(UsageError, match="^kv-cache: targets=.* does not fit 2 users and 2 histories"), \
+    with pytest.raises(UsageError, match=r"^kv-cache: targets=.* does not fit 2 users and 2 histories"), \
             cache.step([1, 2], [tokens(3), tokens(3)], targets):
         pass
     assert cache.counts.steps == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.errors import AttnbenchError, UsageError, refusal
-from attnbench.load.gaps import count_of
+from attnbench.load.gaps import count_of, is_possible
 from attnbench.load.run import Bench, highest_rate
 from attnbench.load.setup import Options, a_core_for_the_generator, make_bench
 from attnbench.presentation.load import ended
@@ -75,7 +75,9 @@ def _loads(args: argparse.Namespace, bench: Bench, options: Options, scenario: s
     """Each load that was asked for, after Ctrl-C none that follows; the highest rates, where they were."""
     if args.find_rate:
         first = _first(rates, bench, options)
-        return [Highest(slo_ms=slo, rate=highest_rate(measure, slo, first)) for slo in options.slos_ms]
+        return [Highest(slo_ms=slo, rate=highest_rate(
+            measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s)))
+            for slo in options.slos_ms]
     wanted = rates or [*options.preset.rates]
     for rate in wanted[:1] if scenario == "offline" else wanted:
         if measure(rate).interrupted:

@@ -61,6 +61,11 @@ def arrivals(*, users: int, rate: float, duration_s: float, burstiness: float, s
     return due, of.astype(np.int64)
 
 
+def is_possible(rate: float, duration_s: float) -> bool:
+    """Whether a load of that rate has a request, and not more than can be held."""
+    return 1 <= round(rate * duration_s) <= MOST_REQUESTS
+
+
 def count_of(rate: float, duration_s: float) -> int:
     """Requests of a load.
 
@@ -68,7 +73,7 @@ def count_of(rate: float, duration_s: float) -> int:
         UsageError: there would be none, or more than can be held.
     """
     wanted = round(rate * duration_s)
-    if not 1 <= wanted <= MOST_REQUESTS:
+    if not is_possible(rate, duration_s):
         raise UsageError(refusal(WHO, "--rate", f"{rate:g}", f"gives {wanted} requests in {duration_s:g} s",
                                  f"1 to {MOST_REQUESTS} requests"))
     return wanted

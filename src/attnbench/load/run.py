@@ -263,7 +263,7 @@ def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tupl
 
 
 def highest_rate(measure: Callable[[float], Point], slo_ms: float, start: float, *, most_probes: int = 12,
-                 resolution: float = 0.05) -> float | None:
+                 resolution: float = 0.05, possible: Callable[[float], bool] = lambda rate: True) -> float | None:
     """The highest rate at which 99 % of all requests are in time: doubled or halved first, then bisected.
 
     Args:
@@ -272,6 +272,7 @@ def highest_rate(measure: Callable[[float], Point], slo_ms: float, start: float,
         start: the first rate tried.
         most_probes: loads at most.
         resolution: of the answer, as a share of it.
+        possible: whether there can be a load at a rate; one at which there cannot ends the search.
 
     Returns:
         The highest rate that was met; None: none of those tried.
@@ -280,6 +281,8 @@ def highest_rate(measure: Callable[[float], Point], slo_ms: float, start: float,
     missed: float | None = None
     rate = start
     for _ in range(most_probes):
+        if not possible(rate):
+            break
         point = measure(rate)
         if point.interrupted:
             break
