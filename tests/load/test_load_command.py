@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError
@@ -14,6 +17,7 @@ from attnbench.load import run as load_run
 from attnbench.load.engine import ModelEngine
 from attnbench.load.gaps import is_possible
 from attnbench.load.run import highest_rate
+from attnbench.load.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
 from attnbench.presentation.load import markdown, notes, sentence, tables
@@ -142,6 +146,21 @@ def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(capsys: pytest.Capture
     assert main([*LOAD, "--graph", "--attention", "reference"]) == 2
     assert "--attention=reference does not go with --graph, it is of one step's lengths; paged\n" in (
         capsys.readouterr().err)
+
+
+def test_a_load_is_carried_out_on_its_gpu_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of another GPU would say that scores have come before they have."""
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def device(name: str) -> Iterator[None]:
+        entered.append(name)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    for one in (Device("cuda", 1), Device("cpu")):
+        with a_core_for_the_generator(one):
+            assert entered == ["cuda:1"]
 
 
 # ── the search of a rate ───────────────────────────────────────────────────────────────────────────

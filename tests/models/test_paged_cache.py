@@ -17,7 +17,7 @@ from attnbench.errors import UsageError
 from attnbench.models.paged_cache import PagedCache
 from attnbench.models.paged_cache.tables import make_table
 from attnbench.models.paged_cache.tier import Tier
-from attnbench.models.paged_cache.transfers import Transfers, runs
+from attnbench.models.paged_cache.transfers import Ticket, Transfers, runs
 
 LAYERS, PAGE = 2, 32
 
@@ -441,6 +441,21 @@ def test_copies_on_a_cpu_are_made_at_once():
     assert cache.counts.host_hit == 140
     assert runs([4, 5, 6, 2, 9, 10]) == [(0, 4, 3), (3, 2, 1), (4, 9, 2)]
     assert runs([]) == []
+
+
+def test_a_layer_is_waited_for_on_the_stream_of_the_pools_device(monkeypatch):
+    waits = []
+
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+
+        def wait_event(self, event):
+            waits.append((str(self.device), event))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    Ticket(None, ["first", "second"], torch.device("cuda:1")).wait_layer(1)
+    assert waits == [("cuda:1", "second")]
 
 
 def test_the_table_is_what_the_kernels_take():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +184,8 @@ def a_core_for_the_generator(device: Device) -> Iterator[None]:
 
     threads = torch.get_num_threads()
     cores = usable_cores() or 1
-    with own_cores():
+    # Events and streams are of the current device: on another one they would say nothing about this load.
+    with own_cores(), torch.cuda.device(str(device)) if device.on_gpu else nullcontext():
         torch.set_num_threads(1 if device.on_gpu else max(1, min(threads, usable_cores() or 1, cores - 1)))
         try:
             yield

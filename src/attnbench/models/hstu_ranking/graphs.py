@@ -90,6 +90,10 @@ class StepGraphs:
             histories: token ids of each.
             step: what of them is cached, and in which pages.
         """
+        with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs are of the current device
+            return self._run(requests, histories, step)
+
+    def _run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         sizes = Sizes.of(step)
         bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
         bucket.staging.fill(requests, histories, step)

@@ -22,14 +22,16 @@ from attnbench.models.paged_cache.packing import send
 class Ticket:
     """A transfer that was started."""
 
-    def __init__(self, over: torch.cuda.Event | None = None, layers: Sequence[torch.cuda.Event] = ()) -> None:
+    def __init__(self, over: torch.cuda.Event | None = None, layers: Sequence[torch.cuda.Event] = (),
+                 device: torch.device | None = None) -> None:
         """Started on a stream.
 
         Args:
             over: behind all of it; None: it is over.
             layers: behind each layer of what goes to the device.
+            device: whose current stream waits; None: torch's current device.
         """
-        self._over, self._layers = over, layers
+        self._over, self._layers, self._device = over, layers, device
 
     def done(self) -> bool:
         """Whether all layers have arrived; does not wait."""
@@ -41,9 +43,9 @@ class Ticket:
             self._over.synchronize()
 
     def wait_layer(self, layer: int) -> None:
-        """Let the current stream wait for one layer; the host does not wait."""
+        """Let the device's current stream wait for one layer; the host does not wait."""
         if self._layers:
-            torch.cuda.current_stream().wait_event(self._layers[layer])
+            torch.cuda.current_stream(self._device).wait_event(self._layers[layer])
 
 
 class Transfers:
@@ -63,8 +65,9 @@ class Transfers:
         # The same events for all that comes in: copies of one stream are over in turn, so who waits for a later one
         # waits for all before it.  External: a graph that waits for one waits for its last record in every replay.
         self._arrived = [torch.cuda.Event(external=True) for _ in pool] if self._on_card else []
-        for event in self._arrived:
-            event.record()
+        with torch.cuda.device_of(pool):  # an event belongs to the device of its first record
+            for event in self._arrived:
+                event.record()
 
     def reload(self, host_pages: list[int], pages: list[int]) -> Ticket:
         """Start to copy host pages to as many device pages.
@@ -82,7 +85,7 @@ class Transfers:
 
                 copy_pages(host, device, source, to)
                 self._arrived[layer].record()
-            return Ticket(self._mark(), self._arrived)
+            return Ticket(self._mark(), self._arrived, self.pool.device)
 
     def offload(self, pages: list[int], host_pages: list[int]) -> Ticket:
         """Start to copy device pages to as many host pages.
@@ -101,7 +104,7 @@ class Transfers:
     def wait_layer(self, layer: int) -> None:
         """Let the current stream wait for one layer of all that was started to come in; may be captured in a graph."""
         if self._arrived:
-            torch.cuda.current_stream().wait_event(self._arrived[layer])
+            torch.cuda.current_stream(self.pool.device).wait_event(self._arrived[layer])
 
     def drain(self) -> None:
         """Wait on the host until nothing is under way."""
