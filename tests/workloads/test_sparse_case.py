@@ -94,7 +94,9 @@ def test_maps_are_the_same_for_ever_and_differ_by_seed_head_and_sequence():
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one[:, 0], one[:, 1])
     assert np.array_equal(one, block_map(case_of(density=0.5, headdim=32, dtype="bf16")))
-    assert abs(block_map(case_of(batch=16, nheads=64, density=0.5, pattern="random-uneven")).mean() - 0.5) < 0.02
+    for share in (0.25, 0.5, 0.75, 1.0):
+        uneven = block_map(case_of(batch=16, nheads=64, density=share, pattern="random-uneven"))
+        assert abs(uneven.mean() - share) < 0.02
 
 
 def test_more_density_keeps_what_less_keeps():
