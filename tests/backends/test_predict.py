@@ -132,6 +132,11 @@ def test_a_wrong_answer_to_its_own_map_is_found():
     assert "out: wrong values" in outcome.reason
 
 
+def test_a_plus_wants_a_configuration_before_it():
+    with pytest.raises(UsageError, match=r"name=sparse-flex\[\+cdf0.5\] asks for a configuration; sparse-flex has none"):
+        resolve("sparse-flex[+cdf0.5]", case_of())
+
+
 def test_configurations_of_a_library_and_of_a_predictor_go_together():
     case = case_of(headdim=64, dtype="bf16")
     both = resolve("fastvideo-vsa[triton+cdf0.98]", case)
