@@ -14,11 +14,12 @@ import torch
 
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends
-from attnbench.check.examine import FOLLOWED, examine
+from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
+from attnbench.workloads.hstu.choice import BlockChoice
 from attnbench.workloads.hstu.inputs import make_inputs
 
 OURS = {name: one for name, one in all_backends().items() if one.workload == "hstu" and one.module is None}
@@ -109,7 +110,7 @@ def test_right_on_every_case_it_takes(name, device, dtype):
                 continue
             outcome = examined(name, case, device)
             took.append(label)
-            if not outcome.ok or set(outcome.notes) - {FOLLOWED}:
+            if not outcome.ok or set(outcome.notes) - {BlockChoice.followed}:
                 wrong.append(f"{case.id}: {outcome.reason} {outcome.notes}")
     assert not wrong, "\n".join(wrong)
     if device == "cpu":

@@ -105,6 +105,7 @@ def test_a_backend_that_follows_passes_the_whole_examination(name):
         launch.forward()
         outcome = examine(launch, references, variant="chosen", budget=backend.budget(case))
         assert outcome.ok, outcome.reason
+        assert outcome.notes == ("held against attention over the map that it used",)
         assert set(launch.phases) == {"predict", "convert", "kernel"}
         for phase in launch.phases.values():
             phase()
@@ -129,6 +130,11 @@ def test_a_wrong_answer_to_its_own_map_is_found():
                           budget=backend.budget(case))
     assert not outcome.ok
     assert "out: wrong values" in outcome.reason
+
+
+def test_a_plus_wants_a_configuration_before_it():
+    with pytest.raises(UsageError, match=r"name=sparse-flex\[\+cdf0.5\] asks for a configuration; .* has none"):
+        resolve("sparse-flex[+cdf0.5]", case_of())
 
 
 def test_configurations_of_a_library_and_of_a_predictor_go_together():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.backends.base import Budget, Launch
-from attnbench.check.examine import FOLLOWED, examine, recheck
+from attnbench.check.examine import examine, recheck
 from attnbench.check.reference import References
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
@@ -168,7 +168,7 @@ def test_the_honest_pass(make, values):
 def test_a_tie_broken_otherwise_passes_and_its_gradients_follow():
     case = of(dtype="bf16", seqlen=128, attn_dim=16)
     outcome, launch, group = outcome_of(NearTie, case)
-    assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, (FOLLOWED,))
+    assert (outcome.ok, outcome.reason, outcome.notes) == (True, None, (BlockChoice.followed,))
     assert set(outcome.errors) == {"out", "dq", "dk", "dv", "dgates"}
     own = select_blocks(case, group.first.inputs)
     blocks = launch.outputs()["blocks"]

@@ -11,7 +11,7 @@ import pytest
 from attnbench.errors import RunFileError, UsageError
 from attnbench.formats.layouts import layout_names, load_layout, recognise
 from attnbench.formats.layouts.base import imported_run, imported_time
-from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _points
+from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _lines, _points
 from attnbench.record import Record, Status, Work
 
 DENSE = 10**12
@@ -80,6 +80,28 @@ def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_p
     assert {record.time.mean_ms for record in one.records} == {1.3, 1.5}
 
 
+def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
+    found = [record("flash-sparse", 1.0, seqlen=seqlen, pattern=pattern, headdim=headdim, density=0.5)
+             for seqlen in (1024, 2048) for pattern in ("random", "window") for headdim in (64, 128)]
+    points = _points(imported_run("mine", "x", found))
+    assert sorted(set(_lines("seqlen", points))) == [
+        f"flash-sparse, headdim {headdim}, map given: pattern {pattern}, blocks 64x64, seed 0"
+        for headdim in (128, 64) for pattern in ("random", "window")]
+    assert set(_lines("seqlen", points[:1] + points[4:5])) == {"flash-sparse"}
+    sweep = [point for point in _points(made_up()) if point.causal]
+    assert _lines("actual_sparsity", sweep) == ["sparge", "sparge"]
+
+
+def test_the_map_of_a_file_stands_at_the_sparsity_it_has(tmp_path):
+    pytest.importorskip("vl_convert")
+    kept = [record("flash-sparse", 1.0, density=None, actual=share, pattern="m.npy@01234567") for share in (0.5, 0.001)]
+    run = imported_run("mine", "x", kept)
+    assert [point.sparsity for point in _points(run)] == [50, 100]
+    LAYOUT.write(run, tmp_path)
+    assert (tmp_path / "seq_len_plots_50").is_dir()
+    assert sorted(point.actual_sparsity for point in _points(LAYOUT.read(tmp_path))) == [50.0, 99.9]
+
+
 def test_rates_are_effective_and_of_the_mean():
     points = {point.series: point for point in _points(made_up())}
     assert points["fa2"].tflops == pytest.approx(4 * 4 * 32 * 128 * 2048**2 / 2.0 / 1e9)
@@ -128,7 +150,7 @@ POINT = {"series": "fa2", "batch": 1, "nheads": 1, "headdim": 64, "seqlen": 8, "
     (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0[{}]"), "carries numbers that cannot be used"),
     *[(SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + json.dumps([POINT | {name: value}]).encode()),
        "carries numbers that cannot be used")
-      for name, value in [("mean_ms", -1.0), ("mean_ms", "1"), ("seqlen", True), ("sparsity", 100), ("series", 3),
+      for name, value in [("mean_ms", -1.0), ("mean_ms", "1"), ("seqlen", True), ("sparsity", 101), ("series", 3),
                           ("other", 1)]],
 ])
 def test_what_is_no_such_picture_is_refused_in_one_line(data, words, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -176,6 +177,10 @@ def test_the_oracle_of_these_tests_knows_an_empty_row():
 
 
 BAD = {
+    "map-of-numpy": ({"block_map": np.ones((1, 1, 2, 2), bool)}, "block_map=ndarray is no tensor; a bool tensor, or"),
+    "no-map": ({"block_map": None}, "block_map=NoneType is no tensor"),
+    "block-of-floats": ({"block": (64.0, 64.0)}, r"block=\(64.0, 64.0\) is not supported"),
+    "config-a-number": ({"config": 3}, "config=3 is no configuration; a SparseConfig, its name or None"),
     "block": ({"block": (128, 32)}, r"block=\(128, 32\) is not supported; \(128, 128\), \(128, 64\), "),
     "shape": ({"block_map": torch.ones(1, 2, 3, 4, dtype=torch.bool)},
               r"block_map\.shape=\(1, 2, 3, 4\) does not fit; \(1, 1, 2, 2\), "),

@@ -72,6 +72,15 @@ def test_break_even_is_where_a_backend_begins_to_be_faster_and_stays_so():
     assert len(mixed) == 2
 
 
+def test_break_even_says_which_cases_it_is_of_where_they_differ():
+    records = [record(seqlen=length, ratio=ratio, pattern=pattern, block="64x64")
+               for length in (1024, 2048) for pattern, ratio in (("random", 0.5), ("window", 1.5))]
+    assert sparse.break_even(records) == [
+        "break-even: flash-sparse is not faster than dense[sdpa-cudnn] at 2048 rows (density 0.30, pattern=random)",
+        "break-even: flash-sparse is faster than dense[sdpa-cudnn] at every length from 1024 rows on "
+        "(density 0.30, pattern=window)"]
+
+
 def test_break_even_ends_the_summary_of_a_run():
     run = imported_run("mine", "x", [record(ratio=ratio, seqlen=length) for length, ratio in ((1024, 0.5), (2048, 2))])
     assert summary(run).results == [

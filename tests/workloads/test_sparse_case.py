@@ -94,7 +94,9 @@ def test_maps_are_the_same_for_ever_and_differ_by_seed_head_and_sequence():
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one[:, 0], one[:, 1])
     assert np.array_equal(one, block_map(case_of(density=0.5, headdim=32, dtype="bf16")))
-    assert abs(block_map(case_of(batch=16, nheads=64, density=0.5, pattern="random-uneven")).mean() - 0.5) < 0.02
+    for share in (0.25, 0.5, 0.75, 1.0):
+        uneven = block_map(case_of(batch=16, nheads=64, density=share, pattern="random-uneven"))
+        assert abs(uneven.mean() - share) < 0.02
 
 
 def test_more_density_keeps_what_less_keeps():
@@ -163,6 +165,19 @@ def test_a_file_that_is_no_map_of_the_case_is_refused(array, words, tmp_path, mo
     case = case_of(pattern=axis.parse(str(tmp_path / "bad.npy")))
     with pytest.raises(UsageError, match=words):
         WORKLOAD.work(case)
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("bfloat16", "dtype=BF16"), ("float8_e4m3fn", "dtype=F8_E4M3")])
+def test_types_that_numpy_lacks_are_refused_in_a_map_and_may_lie_beside_one(dtype, words, tmp_path, monkeypatch):
+    save = pytest.importorskip("safetensors.torch").save_file
+    monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
+    axis = next(axis for axis in WORKLOAD.axes if axis.name == "pattern")
+    ones = torch.ones(2, 3, 8, 8)
+    save({"block_map": ones.to(getattr(torch, dtype))}, tmp_path / "bad.safetensors")
+    with pytest.raises(UsageError, match=f"has {words}; bool, or whole numbers 0 and 1"):
+        block_map(case_of(pattern=axis.parse(str(tmp_path / "bad.safetensors"))))
+    save({"block_map": ones.bool(), "q": torch.ones(3).to(getattr(torch, dtype))}, tmp_path / "good.safetensors")
+    assert block_map(case_of(pattern=axis.parse(str(tmp_path / "good.safetensors")))).all()
 
 
 def test_a_file_that_is_not_there_is_no_pattern():

@@ -163,13 +163,16 @@ class SpargeFp8(SpargeBackend):
         return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse a map that is not in the card's blocks.
+        """Refuse a map that is not in the card's blocks, and a causal mask beside it: that function takes none.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
         native = self.own_block(machine)
+        if not self.config and case.causal:
+            raise Unsupported(refusal(self.name, "causal", case.causal, "is not supported with a given map", "false",
+                                      f"{self.name}[simX-cdfY-pvZ] takes it"))
         if not self.config and case.block_shape != native:
             raise Unsupported(refusal(self.name, "block", case.block, "is not the block of this card's kernel",
                                       f"{native[0]}x{native[1]}"))

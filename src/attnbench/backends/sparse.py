@@ -148,7 +148,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
             UsageError: it cannot be read.
         """
         own, _, last = short.rpartition("+")
-        if not self.follows or not NAMES.match(last):
+        if not self.follows or not NAMES.match(last) or short.startswith("+"):
             return super().config_of(short, case)
         Predictor.read(self.name, last)
         values = super().config_of(own, case).values if own else {}

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from attnbench.backends.base import Budget, Launch
 
-FOLLOWED = "chose otherwise than the oracle and as well, within rounding: held against what follows from its choice"
-
 HELD_CYCLES = 40_000_000
 "How long a GPU's stream is held, in cycles of its clock (some 20 ms), while a launch is queued behind."
 
@@ -309,8 +307,9 @@ class Examination:
         self._put_back()
         self.announce("check: what follows from its choice")
         truth, faults = reference.follow(self.variant, chosen)
-        if not faults and truth is not reference.truth(self.variant) and FOLLOWED not in self.notes:
-            self.notes.append(FOLLOWED)
+        if not faults and truth is not reference.truth(self.variant):
+            said = reference.followed(self.variant)
+            self.notes += [said] * (said not in self.notes)
         return truth, faults
 
     def hold(self, outputs: Mapping[str, Tensor], reference: Reference) -> None:

@@ -108,6 +108,11 @@ class Reference:
             self._followed[variant] = last = _Followed(kept, words, truth)
         return last.truth, last.faults
 
+    def followed(self, variant: str) -> str:
+        """What the record says of a choice that is not the oracle's."""
+        choice = self.workload.choice(variant)
+        return choice.followed if choice else ""
+
     def measures(self, variant: str, chosen: Tensor) -> dict[str, float]:
         """How good a choice without faults is, by name."""
         choice = self.workload.choice(variant)

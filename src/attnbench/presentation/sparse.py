@@ -22,6 +22,8 @@ from attnbench.record import Record
 WORKLOAD = "sparse"
 DENSE = "dense"
 LENGTHS = ("seqlen", "seqlen_k")
+SAID = ("density", "causal")
+"Fields that every sentence of break-even says in words of its own."
 CHOSEN = ("density", "mass_kept", "dense_rel_l1")
 "Counters of a map that a launch chose (`workloads.sparse.choice`)."
 
@@ -72,11 +74,15 @@ def break_even(records: Sequence[Record]) -> list[str]:
         if record.workload == WORKLOAD and efficiency(record) is not None:
             key = tuple((name, value) for name, value in sorted(record.case.items()) if name not in LENGTHS)
             found.setdefault((record.backend, key), {})[int(record.case["seqlen"])] = record
+    several = {key: by_length for key, by_length in found.items() if len(by_length) > 1}
+    cases = [dict(key) for _, key in several]
+    varied = [name for name in (cases[0] if cases else ()) if name not in SAID
+              and any(case.get(name) != cases[0][name] for case in cases)]
     sentences = []
-    for (backend, key), by_length in found.items():
-        if len(by_length) > 1:
-            sentences.append(f"break-even: {backend} {_pays(by_length)} (density {_share(by_length)}"
-                             f"{', causal' if dict(key).get('causal') else ''})")
+    for (backend, key), by_length in several.items():
+        case = dict(key)
+        which = "".join(f", {name}={case.get(name)}" for name in varied) + ", causal" * bool(case.get("causal"))
+        sentences.append(f"break-even: {backend} {_pays(by_length)} (density {_share(by_length)}{which})")
     return sentences
 
 

@@ -120,6 +120,9 @@ class Choice(Protocol[JudgedCase, JudgedInputs]):
     from the oracle's own.
     """
 
+    followed: str
+    "what the record says where a launch without faults chose otherwise than the oracle"
+
     def faults(self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a launch's choice, in words."""
         ...

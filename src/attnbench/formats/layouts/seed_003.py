@@ -143,11 +143,12 @@ def _point(record: Record) -> Point:
     density = record.counters.get("density")
     if density is None:
         density = work.flops / work.dense_flops if work and work.dense_flops else 1.0
-    asked = case.get("density")
+    asked = case.get("density", 1.0)
+    asked = density if asked is None else asked  # a file says the map
     series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
     return Point(series=series, batch=case["batch"], nheads=case["nheads"], headdim=case["headdim"],
                  seqlen=case["seqlen"], causal=bool(case.get("causal")), dtype=str(case.get("dtype", "")),
-                 sparsity=round(100 * (1 - (1.0 if asked is None else asked))),
+                 sparsity=round(100 * (1 - asked)),
                  actual_sparsity=round(100 * (1 - density), 3), mean_ms=mean_of(record), map=_way(record, short))
 
 
@@ -193,8 +194,10 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
         raise Unavailable(f"{NAME}: module=vl_convert is not installed; pip install vl-convert-python") from None
     ways = sorted({point.map for point in points if point.map})
     first = points[0]
-    shape = f"batch {first.batch}, {first.nheads} heads of {first.headdim}, {first.dtype}"
-    rows = [{"x": getattr(point, x), "y": round(getattr(point, metric), 6), "series": point.series} for point in points]
+    shape = ", ".join(f"{name} {', '.join(map(str, sorted({getattr(point, name) for point in points})))}"
+                      for name in ("batch", "nheads", "headdim", "dtype"))
+    rows = [{"x": getattr(point, x), "y": round(getattr(point, metric), 6), "series": label}
+            for point, label in zip(points, _lines(x, points), strict=True)]
     scale = {"type": "log", "base": 2} if x == "seqlen" else {"zero": False}
     title = {"seqlen": "sequence length", "actual_sparsity": "actual sparsity, %"}[x]
     drawn: bytes = vl_convert.vegalite_to_png(json.dumps({
@@ -202,11 +205,31 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
         "title": {"text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
                   "subtitle": [*ways[:6], DEFAULTS]},
         "encoding": {"x": {"field": "x", "type": "quantitative", "title": title, "scale": scale},
-                     "y": {"field": "y", "type": "quantitative", "title": METRICS[metric],
+                     "y": {"field": "y", "aggregate": "mean", "type": "quantitative", "title": METRICS[metric],
                            "scale": {"type": "log"} if metric == "time_ms" else {}},
                      "color": {"field": "series", "type": "nominal", "title": None}},
     }), vl_version=VERSION)
     return drawn
+
+
+def _lines(x: str, points: Sequence[Point]) -> list[str]:
+    """The line that each point lies on: its series, and what tells points of one series apart that share a place.
+
+    Over sparsity a line goes through the maps that a backend predicted with several thresholds.
+    """
+    def value(point: Point, name: str) -> str:
+        given = x == "seqlen" or point.map.startswith("map given")
+        return str(getattr(point, name)) if name != "map" or given else ""
+
+    told = []
+    for name in ("batch", "nheads", "headdim", "dtype", "map"):
+        there: dict[tuple[str, float], set[str]] = {}
+        for point in points:
+            there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
+        if any(len(values) > 1 for values in there.values()):
+            told.append(name)
+    return [", ".join([point.series, *(f"{name} {text}" if name != "map" else text for name in told
+                                       if (text := value(point, name)))]) for point in points]
 
 
 def _with_numbers(picture: bytes, points: Iterable[Point]) -> bytes:
@@ -259,7 +282,7 @@ def _checked(item: Any) -> Point:
         wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[kind]
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):  # type: ignore[arg-type]
             raise ValueError(name)
-    if not (0 < point.mean_ms < 1e12 and 0 <= point.sparsity < 100 and point.seqlen > 0):
+    if not (0 < point.mean_ms < 1e12 and 0 <= point.sparsity <= 100 and point.seqlen > 0):
         raise ValueError("out of range")
     return replace(point, mean_ms=float(point.mean_ms), actual_sparsity=float(point.actual_sparsity))
 

@@ -20,6 +20,8 @@ from attnbench.workloads.hstu.inputs import HstuInputs
 class BlockChoice:
     """A selection: right where every block deserves its place by score, within rounding."""
 
+    followed = "chose otherwise than the oracle and as well, within rounding: held against what follows from its choice"
+
     def faults(self, case: HstuCase, inputs: HstuInputs, chosen: Tensor) -> Sequence[str]:
         """What is wrong with a selection; `oracle_bsa.selection_faults` says what is accepted."""
         if chosen.dtype.is_floating_point or chosen.dtype == torch.bool:

@@ -23,6 +23,8 @@ from attnbench.workloads.sparse.work import dense_flops, work_of
 class ChosenMap:
     """A map by a launch: any, as long as it is one; with `widen`, one that keeps what the case's map keeps."""
 
+    followed = "held against attention over the map that it used"
+
     def faults(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> Sequence[str]:
         """What is wrong with it, in words."""
         shape = (case.batch, case.nheads, *case.blocks)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 NAME = "block_map"
+DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+"What a safetensors file calls bool and whole numbers."
 
 
 def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -45,17 +47,21 @@ def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 def _tensor(path: str, name: str) -> Any:
     try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, safe_open
     except ImportError:
         raise _wrong(name, "needs the package safetensors", "a .npy file", "pip install safetensors") from None
     try:
-        tensors = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            names = sorted(file.keys())
+            if NAME not in names and len(names) != 1:
+                raise _wrong(name, f"holds {', '.join(names) or 'nothing'}", f"one tensor, or one called {NAME}")
+            # numpy lacks the other types of such files, and captured tensors may lie beside the map.
+            tensor = file.get_slice(NAME if NAME in names else names[0])
+            if (dtype := tensor.get_dtype()) not in DTYPES:
+                raise _wrong(name, f"has dtype={dtype}", "bool, or whole numbers 0 and 1")
+            return file.get_tensor(NAME if NAME in names else names[0])
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    if NAME not in tensors and len(tensors) != 1:
-        raise _wrong(name, f"holds {', '.join(sorted(tensors)) or 'nothing'}", f"one tensor, or one called {NAME}")
-    return tensors[NAME] if NAME in tensors else next(iter(tensors.values()))
 
 
 def _wrong(name: str, wrong: str, accepted: str, todo: str = "") -> UsageError:

@@ -7,7 +7,7 @@ non-causal map have equal counts, `random-uneven` apart.
 
     full           every block
     random         by a hash of seed, sequence, head, row and column
-    random-uneven  the same; a row keeps between 1 and 2 n - 1 blocks, n on average
+    random-uneven  the same; a row keeps n blocks on average, from 1 to 2 n - 1, or from 2 n - v to v if n > v / 2
     window         by distance from the diagonal
     sink           the first block, then as window
     frame          by distance in frames, then in tokens
@@ -98,8 +98,10 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
     share = np.floor(case.density * possible.sum(1) + 0.5)
     count = np.broadcast_to(np.clip(share, least, possible.sum(1)).astype(np.int64), shape[:3])
     if case.pattern == "random-uneven":
-        draw = _hash(case.map_seed ^ 0x5EED, shape[:3]) % np.maximum(2 * count - 1, 1).astype(np.uint64)
-        count = np.clip(1 + draw.astype(np.int64), least, np.maximum(possible.sum(1), 1))
+        # As far up as down, so that the mean is the count.
+        spread = np.maximum(np.minimum(count - 1, possible.sum(1) - count), 0)
+        draw = _hash(case.map_seed ^ 0x5EED, shape[:3]) % (2 * spread + 1).astype(np.uint64)
+        count = np.clip(count - spread + draw.astype(np.int64), least, np.maximum(possible.sum(1), 1))
     random = case.pattern.startswith("random")
     # No two of a row are equal: the last bits are the column.
     order = (_hash(case.map_seed, shape) >> np.uint64(20) << np.uint64(20) | np.arange(shape[3], dtype=np.uint64)

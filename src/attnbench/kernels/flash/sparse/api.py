@@ -72,6 +72,8 @@ def config_for(
     shape = _shape(q, problem)
     if given is None:
         return default_config(shape, described=_described(q, k, v))
+    if not isinstance(given, str | SparseConfig):
+        raise wrong("config", repr(given), "is no configuration", "a SparseConfig, its name or None")
     text = given if isinstance(given, str) else given.short
     # A name is judged as for an H200 where there is no card.
     valid = Shape(dim=shape.dim, block_q=shape.block_q, block_k=shape.block_k, item_bytes=shape.item_bytes,

@@ -55,7 +55,7 @@ def sparse_problem_of(
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    if not (isinstance(block, tuple | list) and tuple(block) in BLOCKS):
+    if not (isinstance(block, tuple | list) and tuple(block) in BLOCKS and all(type(size) is int for size in block)):
         raise wrong("block", block, "is not supported", ", ".join(f"({rows}, {keys})" for rows, keys in BLOCKS))
     try:
         dense = problem_of(q, k, v, causal=causal, scale=scale)
@@ -76,6 +76,8 @@ def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -
     Raises:
         ValueError: naming its shape, dtype or device and what is accepted.
     """
+    if not isinstance(block_map, Tensor):
+        raise wrong("block_map", type(block_map).__name__, "is no tensor", "a bool tensor, or the lists of one")
     if block_map.dtype != torch.bool:
         raise wrong("block_map.dtype", block_map.dtype, "is not supported", "bool")
     if tuple(block_map.shape) != problem.map_shape:
