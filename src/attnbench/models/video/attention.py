@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnbench.models.video.config import VideoModel
+from attnbench.errors import AttnbenchError, refusal
+from attnbench.models.video.config import WHO, VideoModel
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """out = attend(q, k, v), all [B, S, H, D], of any strides but the last; it keeps none of them."""
@@ -141,6 +142,7 @@ class Exchanged:
                 out = self.attend(q, k, v)
         else:
             out = self.attend(q, k, v)
+        _check_output(out, q, v)
         if layer == 0:
             if out.shape[1] not in self._index:
                 self._index[out.shape[1]] = kept_rows(out.shape[1], out.device)
@@ -148,6 +150,14 @@ class Exchanged:
         if self.look is not None:
             self.look(layer, q, k, v, out)
         return out
+
+
+def _check_output(out: Any, q: Tensor, v: Tensor) -> None:
+    # The model's next line fails in words that do not name the attention, or broadcasts and goes on.
+    wanted = [*q.shape[:-1], v.shape[-1]]
+    if not isinstance(out, Tensor) or list(out.shape) != wanted or out.dtype != q.dtype:
+        found = f"{list(out.shape)} {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+        raise AttnbenchError(refusal(WHO, "attention output", found, "does not fit the model", f"{wanted} {q.dtype}"))
 
 
 def kept_rows(tokens: int, device: torch.device) -> Tensor:
