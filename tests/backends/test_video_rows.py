@@ -89,6 +89,17 @@ def test_an_output_of_another_shape_or_precision_is_named(attend, said):
         session.forward()
 
 
+def test_an_attention_that_changes_its_inputs_is_found_by_its_generation():
+    def attend(q, k, v):
+        out = plain(q, k, v)
+        v.zero_()
+        return out
+
+    one = case(steps=1)
+    with pytest.raises(AttnbenchError, match="attention input=v was changed by the call; an attention that only reads"):
+        session_with(attend, one, inputs(one)).whole()
+
+
 def test_a_swap_that_does_nothing_cannot_pass():
     one = case()
     found = inputs(one)

@@ -35,7 +35,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     workload = "video"
     variant = "step"
     title = "Denoising step, any attention backend in it"
-    install = "pip install attnbench[video]"
+    install = "pip install 'attnbench[video]'"
     distribution = "diffusers"
     devices = ("cpu", "cuda")
     compiles = True
