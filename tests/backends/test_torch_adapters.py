@@ -97,7 +97,7 @@ def test_reload_gives_the_new_answer_and_leaves_the_shared_inputs_alone(name):
             session.forward()
             session.backward()
         launch.reload(second)
-        with pytest.raises(WorkerError, match="before forward"):
+        with pytest.raises(WorkerError, match="there is no output: forward returned none"):
             launch.outputs()
         with pytest.raises(WorkerError, match="backward was called before forward"):
             launch.backward()

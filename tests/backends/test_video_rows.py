@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -74,6 +76,28 @@ def test_a_wrong_attention_is_found_in_the_result_of_the_whole_step(attend):
     outcome = examine(launch, group, variant="step", budget=resolve("video", one).budget(one))
     assert not outcome.ok
     assert "attention: wrong values" in outcome.reason
+
+
+@pytest.mark.parametrize(("attend", "said"), [
+    (lambda q, k, v: None, "NoneType does not fit the model"),
+    (lambda q, k, v: plain(q, k, v)[:, :1], r"[2, 1, 4, 16] torch.float32 does not fit the model; [2, 28, 4, 16] "),
+    (lambda q, k, v: plain(q, k, v).double(), "torch.float64 does not fit the model")])
+def test_an_output_of_another_shape_or_precision_is_named(attend, said):
+    one = case()
+    session = session_with(attend, one, inputs(one))
+    with pytest.raises(AttnbenchError, match=re.escape(said)):
+        session.forward()
+
+
+def test_an_attention_that_changes_its_inputs_is_found_by_its_generation():
+    def attend(q, k, v):
+        out = plain(q, k, v)
+        v.zero_()
+        return out
+
+    one = case(steps=1)
+    with pytest.raises(AttnbenchError, match="attention input=v was changed by the call; an attention that only reads"):
+        session_with(attend, one, inputs(one)).whole()
 
 
 def test_a_swap_that_does_nothing_cannot_pass():

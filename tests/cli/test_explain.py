@@ -48,4 +48,5 @@ def test_a_run_without_whole_steps_is_refused(tmp_path, capsys):
     assert main(["run", "hstu-serving", *TINY, "--backends", "serving-eager", "--no-save", "--json", str(file)]) == 0
     capsys.readouterr()
     assert main(["explain", str(file)]) == 2
-    assert "has no case in which two rows time their attention; a run of hstu-serving" in capsys.readouterr().err
+    assert ("has no case with two rows whose attention is timed and takes less than the step; a run of hstu-serving"
+            ) in capsys.readouterr().err

@@ -37,6 +37,30 @@ def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsy
     assert records["video[eager]"]["counters"]["latents_rel_l1_2"] < 1e-4
 
 
+FILE = """
+import torch
+
+def attention(q, k, v, scale):
+    return {}
+"""
+
+
+def test_a_function_of_a_file_is_an_attention_of_the_model(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE.format(
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)"))
+    (tmp_path / "zeros.py").write_text(FILE.format("torch.zeros_like(q)"))
+    path = tmp_path / "run.json"
+    assert main(["check", "video", *SMALL, "--backends", "./mine.py,./zeros.py", "--json", str(path)]) == 1
+    records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
+    assert records["video[mine]"]["status"] == "passed"
+    assert records["video[mine]"]["repro"].endswith(
+        "--backends 'video[sdpa],video[mine],mine.py,zeros.py' --device cpu")
+    assert records["video[zeros]"]["status"] == "incorrect"
+    assert "attention: wrong values" in records["video[zeros]"]["reason"]
+
+
 def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
     here, card = load_suite("video", "cpu"), load_suite("video", "cuda")
     assert (here.axes["model"], here.axes["dtype"]) == (("tiny",), ("fp32",))
@@ -52,7 +76,7 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
     (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
     (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
     (["--backends", "hstu-eager"], "name=hstu-eager computes hstu"),
-    (["--backends", "sage9"], "name=sage9"),
+    (["--backends", "sage9"], "name=sage9 is not known; one of cudnn-bsa, dense, eager, fa3-fwd"),
     (["--seqlen", "5"], "axis=seqlen is not known"),
 ])
 def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(words, said, capsys):

@@ -77,5 +77,5 @@ def test_a_row_whose_phases_wait_for_the_host_is_left_out_and_named():
     rows = [row("graph", 0.4, 0.03), row("launches", 0.46, 0.34), row("other", 0.5, 0.05)]
     (block,) = reconciled("a-case", rows, None)
     assert [line.cells["backend"] for line in block.lines] == ["graph", "other"]
-    assert block.notes[1] == ("left out: launches: attention by itself takes longer than the whole step, as it waits "
-                              "for the host's launches")
+    assert block.notes[1] == ("left out: launches: attention took longer than the whole step; it has few samples, and "
+                              "another program or the host's launches may have delayed it")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attnbench.formats.layouts.base import imported_time
+from attnbench.presentation.remarks import own_notes
 from attnbench.presentation.video import attention_share, video
 from attnbench.record import Record, Status
 
@@ -45,6 +48,21 @@ def test_the_table_says_steps_generations_and_distances():
     assert [line.record.backend for line in latents.lines] == ["video[flash-triton]"]
     assert cells(latents, 0) == {"latents, relative L1 after step": "video[flash-triton]", "1": "1.0e-04",
                                  "50": "2.0e-02", "cosine at the end": "0.999000"}
+
+
+def test_attention_that_took_longer_than_its_step_has_no_share():
+    late = record("video[eager]", 10.0, 70.0)
+    (steps,) = video("title", [BASE, late], "video[sdpa]")
+    assert attention_share(late) is None
+    assert (cells(steps, 1)["attention %"], cells(steps, 1)["without it"]) == ("", "")
+    assert cells(steps, 1)["attention"] == "70.0"
+    (note,) = steps.notes
+    assert note.startswith("no share: video[eager]: attention took longer than the whole step")
+
+
+def test_a_note_of_several_rows_is_said_once():
+    rows = [replace(BASE, notes=("random weights",)), replace(FAST, notes=("random weights", "copied"))]
+    assert list(own_notes(rows)) == ["video[sdpa], video[flash-triton]: random weights", "video[flash-triton]: copied"]
 
 
 def test_of_other_rows_nothing_is_said():

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
@@ -161,6 +162,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
     aliases: ClassVar[Mapping[str, str]] = {}
     "of backends that it carries: further names, and the name that each means"
+    others: Mapping[str, Backend] = MappingProxyType({})
+    "of a backend that carries others: all there are by name, a user's file's among them; set by who lists them"
     tested: ClassVar[str | None] = None
     "card and versions it ran on; None is listed as untested"
 

@@ -79,7 +79,7 @@ def launch(
 
     def outputs() -> dict[str, Tensor]:
         if out is None:
-            raise WorkerError("launch: outputs were asked for before forward")
+            raise WorkerError("launch: there is no output: forward returned none, or was not called")
         named = dict(zip(("out", *leaves), (out.detach(), *grads), strict=False))
         return {name: canonical(x) for name, x in named.items()} | dict(choices())
 

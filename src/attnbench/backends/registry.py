@@ -79,7 +79,25 @@ def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
             raise UsageError(refusal("backends", "name", backend.name, f"is defined twice: {both}",
                                      "one backend a name", "rename one of them"))
         found[backend.name] = (place, backend)
-    return {name: backend for name, (_, backend) in found.items()}
+    return introduced({name: backend for name, (_, backend) in found.items()})
+
+
+def introduced(backends: dict[str, Backend]) -> dict[str, Backend]:
+    """The same backends, those that carry others told which there are."""
+    for one in backends.values():
+        if one.carries:
+            one.others = backends
+    return backends
+
+
+def is_shipped(selector: str) -> bool:
+    """Whether a selector of `select` can be resolved without the user's files."""
+    name, short = parse_selector(selector)
+    known = all_backends()
+    if name not in known or short is None or not known[name].carries:
+        return name in known
+    carried_one = short.partition(":")[0]
+    return known[name].aliases.get(carried_one, carried_one) in known
 
 
 def select(
@@ -157,7 +175,8 @@ def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = (
         raise unknown("backends", "name", name, backends)
     if short is None:
         return backends[name]
-    return type(backends[name])(backends[name].config_of(short, case))
+    found = type(backends[name])(backends[name].config_of(short, case))
+    return introduced({**backends, name: found})[name]
 
 
 def is_name(name: object) -> bool:
@@ -207,6 +226,9 @@ def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | N
 
 def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
+    carried_ones = [name for name, backend in backends.items()
+                    if any(backend.workload in backends[one].carries for one in ours)]
+    accepted = sorted({*ours, *(carried_ones if workload is not None else ())})
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
         if name not in ours and f"{workload}-{name}" in ours:  # the workload's name may be left out
@@ -224,13 +246,13 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
             several = short is not None and not has_wildcard(short)
             if not matching or several:
                 wrong = "takes no configuration" if several else "matches no backend"
-                raise UsageError(refusal("backends", "name", selector, wrong, f"one of {', '.join(sorted(ours))}"))
+                raise UsageError(refusal("backends", "name", selector, wrong, f"one of {', '.join(accepted)}"))
             yield from (one if short is None else f"{one}[{short}]" for one in matching)
         elif name not in backends:
-            raise unknown("backends", "name", name, ours)
+            raise unknown("backends", "name", name, accepted)
         elif name not in ours and not isinstance(backends[name], BrokenBackend):
             raise UsageError(refusal("backends", "name", name, f"computes {backends[name].workload}",
-                                     f"a backend of {workload}: {', '.join(sorted(ours))}"))
+                                     f"a backend of {workload}: {', '.join(accepted)}"))
         else:
             yield selector
 

@@ -8,7 +8,7 @@ name the attention is torch's choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     workload = "video"
     variant = "step"
     title = "Denoising step, any attention backend in it"
-    install = "pip install attnbench[video]"
+    install = "pip install 'attnbench[video]'"
     distribution = "diffusers"
     devices = ("cpu", "cuda")
     compiles = True
@@ -47,15 +47,18 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     def inner(self) -> Backend:
         """Whose attention it is."""
         if self.config is None:
-            return all_backends()[DEFAULT]
-        found = all_backends()[self.config.values["attention"]]
+            return self._known()[DEFAULT]
+        found = self._known()[self.config.values["attention"]]
         config = self.config.values["config"]
         return found if config is None else type(found)(config)
 
     def configs(self, case: VideoCase) -> Iterable[Config]:
         """Every backend of the workloads `attention` and `sparse`."""
-        return [Config(name, {"attention": name, "config": None}) for name, one in all_backends().items()
+        return [Config(name, {"attention": name, "config": None}) for name, one in self._known().items()
                 if one.workload in self.carries]
+
+    def _known(self) -> Mapping[str, Backend]:
+        return self.others or all_backends()
 
     def config_of(self, short: str, case: VideoCase | None) -> Config:
         """A backend's name, one of the seeds', or with a launch configuration ``NAME:short-form``.
@@ -64,7 +67,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             UsageError: there is none of that name.
         """
         name, _, config = short.partition(":")
-        name, known = self.aliases.get(name, name), all_backends()
+        name, known = self.aliases.get(name, name), self._known()
         names = [one for one, backend in known.items() if backend.workload in self.carries]
         if name not in names:
             raise unknown(self.name, "attention", name, names)

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     blocks = [block for records in by_case(found.records).values()
               for block in reconciled(records[0].case_id, records, baseline)]
     if not blocks:
-        raise UsageError(refusal(WHO, "RUN", args.source, "has no case in which two rows time their attention",
-                                 "a run of hstu-serving or video with two backends or more"))
+        raise UsageError(refusal(WHO, "RUN", args.source, "has no case with two rows whose attention is timed and "
+                                 "takes less than the step", "a run of hstu-serving or video with two backends or "
+                                 "more, and enough samples"))
     render_blocks(blocks, Output().console())
     return 0

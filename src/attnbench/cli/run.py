@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
 from attnbench.cli.execution import plan_and_execute, verdict
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
+from attnbench.errors import UsageError, refusal
 
-DEFAULT = "quick"
+if TYPE_CHECKING:
+    from attnbench.record import Run
+DEFAULT, WHO = "quick", "attnbench run"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -28,8 +32,8 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("capture", "Of the suite video: tensors of the attention of a generation.")
     group.add_argument("--capture", metavar="DIR", help=(
         "keep q, k and v of the baseline's generation there, a safetensors file a layer and step (default: none)"))
-    group.add_argument("--capture-layers", metavar="LIST", default="0", help="of the model, from 0 (default: 0)")
-    group.add_argument("--capture-steps", metavar="LIST", default="1", help="of the generation, from 1 (default: 1)")
+    group.add_argument("--capture-layers", metavar="LIST", help="of the model, from 0 (default: 0)")
+    group.add_argument("--capture-steps", metavar="LIST", help="of the generation, from 1 (default: 1)")
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)
     parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
@@ -42,12 +46,20 @@ def run(args: argparse.Namespace) -> int:
     """Measure, show, keep; 1 if an output was wrong, 3 if nothing passed."""
     from attnbench.report.table import Tables
 
-    view = flags.view_of(args, "attnbench run")
+    view = flags.view_of(args, WHO)
+    for flag, value in (("--capture-layers", args.capture_layers), ("--capture-steps", args.capture_steps)):
+        if value is not None and args.capture is None:
+            raise UsageError(refusal(WHO, flag, value, "says what to capture, and nothing is", "beside --capture DIR"))
+    if args.capture is not None and args.resume is not None:
+        raise UsageError(refusal(WHO, "--capture", args.capture, "does not go with --resume", "a new run"))
+    done = plan_and_execute(args, "run", lambda: _planned(args), lambda console: Tables(console, view))
+    return done if isinstance(done, int) else verdict(done)
+
+
+def _planned(args: argparse.Namespace) -> Run:
+    planned = make_run(args, "run", suite=DEFAULT if args.suite is None else args.suite)
     if args.capture is not None:
         from attnbench.workloads.video.capture import ask
 
-        ask("attnbench run", args.capture, args.capture_layers, args.capture_steps)
-    suite = DEFAULT if args.suite is None else args.suite
-    done = plan_and_execute(args, "run", lambda: make_run(args, "run", suite=suite),
-                            lambda console: Tables(console, view))
-    return done if isinstance(done, int) else verdict(done)
+        ask(WHO, args.capture, args.capture_layers or "0", args.capture_steps or "1", planned.plan)
+    return planned

@@ -5,8 +5,8 @@
 with the step and the attention of the row that is started from (₀) and the attention of each other row of its case.
 Where measured and predicted differ, something else in the step changed with the attention: launches, copies, clocks.
 
-A row whose attention by itself takes longer than its whole step cannot be explained: launched one by one, its phases
-wait for the host.  It is left out, and a note says so.
+A row whose attention takes longer than its whole step cannot be explained: its phases have few samples, and launched
+one by one they wait for the host.  It is left out, and a note says so.
 
 Known from the records alone: the phase `attention` is what attention takes, `copies` what a backend needs beside it.
 Of both, the time in which kernels run, where that is known: a phase alone may wait for the host between its launches,
@@ -80,8 +80,8 @@ def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> l
     """The tables of one case; nothing where attention is timed of fewer than two rows."""
     late = [backend_name(record) for record in records if record.time and record.time.median_ms
             and (attention := attention_ms(record)) is not None and attention >= record.time.median_ms]
-    notes = [NOTE] + [f"left out: {', '.join(late)}: attention by itself takes longer than the whole step, as it waits "
-                      "for the host's launches"] * bool(late)
+    notes = [NOTE] + [f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
+                      "and another program or the host's launches may have delayed it"] * bool(late)
     return [_block(title, rows, notes) for rows in reconcile(records, baseline)]
 
 

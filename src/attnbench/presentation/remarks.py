@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.presentation import figures
+from attnbench.presentation.block import backend_name
 from attnbench.record import Record, Run
 from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
@@ -22,7 +23,7 @@ def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) ->
         records: all with a time, under the same conditions; of one case or of several.
         replicated: processes are compared, not the samples of one.
     """
-    own = list(dict.fromkeys(_own_notes(records)))
+    own = list(dict.fromkeys(own_notes(records)))
     if len(own) > MOST_OWN_NOTES:
         own[MOST_OWN_NOTES:] = [f"{len(own) - MOST_OWN_NOTES} more notes of backends stand in the run file"]
     winners = [*_ties(records, tie if replicated else _tie), *_gaps(records)]
@@ -119,7 +120,11 @@ def _places(records: Sequence[Record]) -> tuple[int, int]:
     return len({case for case, _ in groups}), len(groups)
 
 
-def _own_notes(records: Sequence[Record]) -> Iterator[str]:
+def own_notes(records: Sequence[Record]) -> Iterator[str]:
+    """A note of several rows once, with their names."""
+    rows: dict[str, dict[str, None]] = {}
     for record in records:
         for note in record.notes:
-            yield note if note.startswith(f"{record.backend}:") else f"{record.backend}: {note}"
+            rows.setdefault(note.removeprefix(f"{record.backend}:").strip(), {})[backend_name(record)] = None
+    for note, names in rows.items():
+        yield f"{', '.join(names)}: {note}"

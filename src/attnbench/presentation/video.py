@@ -29,9 +29,9 @@ def video(title: str, records: Sequence[Record], baseline: str | None) -> list[B
 
 
 def attention_share(record: Record) -> float | None:
-    """Share of a step that attention and its copies take, from 0 to 1."""
+    """Share of a step that attention and its copies take, below 1; None where they take longer than the step."""
     step, attention = _step_ms(record), attention_ms(record)
-    return min(1.0, attention / step) if step and attention is not None else None
+    return attention / step if step and attention is not None and attention < step else None
 
 
 def _step_ms(record: Record) -> float | None:
@@ -50,7 +50,11 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
         Column("recompiles", "recompiles", 8),
     ]
     lines = [Line(record, _cells(record, first, unit)) for record in rows]
-    return Block(title, None, said(columns, lines), lines)
+    late = [backend_name(record) for record in rows if (step := _step_ms(record)) is not None
+            and (attention := attention_ms(record)) is not None and attention >= step]
+    notes = [f"no share: {', '.join(late)}: attention took longer than the whole step; it has few samples, and another "
+             "program or the host's launches may have delayed it"] * bool(late)
+    return Block(title, None, said(columns, lines), lines, notes=tuple(notes))
 
 
 def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
@@ -61,7 +65,7 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
         "backend": backend_name(record), "step": _in(unit, step), "attention": _in(unit, attention_ms(record)),
         "share": "" if share is None else f"{100 * share:.0f}",
         "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
-        "limit": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else "",
+        "limit": f"{1 / (1 - share):.2f}x" if share is not None else "",
         "generation": figures.plain(counters.get("generation_s")), "decode": figures.plain(counters.get("decode_s")),
         "peak": figures.plain(None if peak is None else peak / MIB_OF_A_GIB),
         "calls": _count(counters.get("attention_calls")), "breaks": _count(counters.get("graph_breaks")),

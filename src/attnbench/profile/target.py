@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Launch, Machine
-from attnbench.backends.registry import all_backends, parse_selector, resolve
+from attnbench.backends.registry import is_shipped, resolve
 from attnbench.errors import Unavailable, Unsupported
 from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
@@ -70,8 +70,7 @@ def carry_out(job: Job, trace: Path) -> Answer:
 
 def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, sessions: ExitStack) -> Launch:
     """Open a backend and warm it up; its session is closed with the others."""
-    shipped = parse_selector(name)[0] in all_backends()
-    backend = resolve(name, case, files=() if shipped else job.files)
+    backend = resolve(name, case, files=() if is_shipped(name) else job.files)
     if machine.device not in backend.devices:
         raise Unsupported(f"{name}: device={machine.device} is not supported; {' and '.join(backend.devices)}")
     backend.probe()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attnbench.presentation.block import backend_name
 from attnbench.presentation.blocks import by_case, complete_cases, lost_of
 from attnbench.presentation.matrix import summary
+from attnbench.presentation.remarks import own_notes
 from attnbench.record import Error, Record, Run, Status
 from attnbench.report.matrix import print_summary
 from attnbench.report.terminal import Terminal, decimal_aligned
@@ -81,9 +82,8 @@ def _case(records: Sequence[Record], terminal: Terminal) -> None:
     lost = lost_of(records, say_where=False)
     if lost:
         terminal.losses((item.status.value, item.backend, item.reason) for item in lost)
-    for record in records:
-        for note in record.notes:
-            terminal.item("note", f"{backend_name(record)}: {note}", "yellow")
+    for note in own_notes(records):
+        terminal.item("note", note, "yellow")
 
 
 def error_rows(record: Record) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described, describe, describe_configs
-from attnbench.backends.registry import all_backends
+from attnbench.backends.registry import all_backends, introduced
 from attnbench.errors import UsageError, refusal
 from attnbench.machine.child import ask, reply
 
@@ -31,7 +31,7 @@ def known_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
     Raises:
         UsageError: as for `user_backends`.
     """
-    return {**all_backends(), **user_backends(files)}
+    return introduced({**all_backends(), **user_backends(files)})
 
 
 def user_backends(files: Sequence[str]) -> dict[str, Backend]:

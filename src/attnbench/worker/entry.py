@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from attnbench.backends.base import Backend, Launch
-from attnbench.backends.registry import all_backends, parse_selector, resolve
+from attnbench.backends.registry import all_backends, is_shipped, parse_selector, resolve
 from attnbench.check.globals import GlobalState
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 from attnbench.measure.subject import Misleading
@@ -170,7 +170,7 @@ def backend_for(selector: str, case: Case, files: Sequence[str]) -> Backend:
     """
     name, short = parse_selector(selector)
     # A file may do anything when it is imported: only its own backends are to suffer for it.
-    chosen = () if name in all_backends() else files
+    chosen = () if is_shipped(selector) else files
     if short is None or name not in all_backends(chosen):
         return resolve(selector, case, files=chosen)
     try:

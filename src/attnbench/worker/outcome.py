@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.base import Backend
-from attnbench.backends.registry import all_backends, parse_selector
+from attnbench.backends.registry import is_shipped
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.machine.advice import install_line
 from attnbench.machine.device import Device
@@ -146,8 +146,7 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
         words += ["--workload", group.workload]
     words += workload.flags(workload.case(group.case))
     wanted = list(dict.fromkeys(one for one in (settings.baseline, name) if one))
-    shipped = all_backends()
-    if any(parse_selector(one)[0] not in shipped for one in wanted):
+    if not all(map(is_shipped, wanted)):
         wanted += [Path(file).name for file in files]
     words += ["--backends", ",".join(wanted), "--device", settings.device]
     always: tuple[str, ...] = ()

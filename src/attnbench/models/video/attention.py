@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnbench.models.video.config import VideoModel
+from attnbench.errors import AttnbenchError, refusal
+from attnbench.models.video.config import WHO, VideoModel
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """out = attend(q, k, v), all [B, S, H, D], of any strides but the last; it keeps none of them."""
@@ -128,12 +129,13 @@ class Exchanged:
         "[B, up to 64, H, D] of the first layer of the last call"
         self._index: dict[int, Tensor] = {}
         self.look: Callable[[int, Tensor, Tensor, Tensor, Tensor], None] | None = None
-        "told the layer, q, k, v and out of every call"
+        "told the layer, q, k, v and out of every call; where there is one, an attention may not change its inputs"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the next layer, [B, S, H, D]."""
         layer = self.layer
         self.calls, self.layer = self.calls + 1, layer + 1
+        given = None if self.look is None else (q.clone(), k.clone(), v.clone())
         if self.is_dense and self.dense is not None:
             out = self.dense(q, k, v)
         elif self.timed and self.spans.on:
@@ -141,13 +143,31 @@ class Exchanged:
                 out = self.attend(q, k, v)
         else:
             out = self.attend(q, k, v)
+        _check_output(out, q, v)
         if layer == 0:
             if out.shape[1] not in self._index:
                 self._index[out.shape[1]] = kept_rows(out.shape[1], out.device)
             self.rows = out.index_select(1, self._index[out.shape[1]])
-        if self.look is not None:
-            self.look(layer, q, k, v, out)
+        if given is not None and self.look is not None:
+            _check_inputs(given, (q, k, v))
+            self.look(layer, *given, out)
         return out
+
+
+def _check_output(out: Any, q: Tensor, v: Tensor) -> None:
+    # The model's next line fails in words that do not name the attention, or broadcasts and goes on.
+    wanted = [*q.shape[:-1], v.shape[-1]]
+    if not isinstance(out, Tensor) or list(out.shape) != wanted or out.dtype != q.dtype:
+        found = f"{list(out.shape)} {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+        raise AttnbenchError(refusal(WHO, "attention output", found, "does not fit the model", f"{wanted} {q.dtype}"))
+
+
+def _check_inputs(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> None:
+    changed = [name for name, x, y in zip("qkv", before, after, strict=True)
+               if not torch.equal(x.nan_to_num(), y.nan_to_num())]
+    if changed:
+        raise AttnbenchError(refusal(WHO, "attention input", ", ".join(changed), "was changed by the call",
+                                     "an attention that only reads its inputs"))
 
 
 def kept_rows(tokens: int, device: torch.device) -> Tensor:

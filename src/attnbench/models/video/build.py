@@ -20,7 +20,7 @@ from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.models.video.config import SPATIAL, WHO, VideoModel
 from attnbench.text import shown
 
-INSTALL = "pip install attnbench[video]"
+INSTALL = "pip install 'attnbench[video]'"
 CLASSES = {
     "cogvideox": {
         "transformer": ("diffusers.models.transformers.cogvideox_transformer_3d", "CogVideoXTransformer3DModel"),

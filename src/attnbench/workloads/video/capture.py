@@ -7,8 +7,10 @@ stands in a run file.  Imports without torch.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError, refusal
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 
     from attnbench.models.video.attention import Exchanged
     from attnbench.models.video.denoise import Denoiser
+    from attnbench.record import PlannedGroup
+    from attnbench.workloads.video.case import VideoCase
     from attnbench.workloads.video.inputs import VideoInputs
 
+LAYERS_FLAG, STEPS_FLAG = "--capture-layers", "--capture-steps"
 FOLDER, LAYERS, STEPS = "ATTNBENCH_CAPTURE", "ATTNBENCH_CAPTURE_LAYERS", "ATTNBENCH_CAPTURE_STEPS"
 
 
@@ -34,7 +39,7 @@ class Wanted:
     "from 1"
 
 
-def ask(who: str, folder: str, layers: str, steps: str) -> None:
+def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGroup]) -> None:
     """Have the workers of this process capture.
 
     Args:
@@ -42,18 +47,42 @@ def ask(who: str, folder: str, layers: str, steps: str) -> None:
         folder: made where it is not there.
         layers: comma list of numbers from 0.
         steps: comma list of numbers from 1.
+        plan: what is to be measured.
 
     Raises:
-        UsageError: a list cannot be read, or the folder cannot be made.
+        UsageError: a list cannot be read, the folder cannot be written to, or a group of the plan has no such layer or
+            step, or generates nothing.
     """
-    for flag, text, least in (("--capture-layers", layers, 0), ("--capture-steps", steps, 1)):
-        numbers(who, flag, text, least)
+    from attnbench.workloads.video.case import VideoCase
+
+    of_layers, of_steps = numbers(who, LAYERS_FLAG, layers, 0), numbers(who, STEPS_FLAG, steps, 1)
+    for group in plan:
+        if group.workload != "video":
+            raise UsageError(refusal(who, "--capture", folder, f"is not for the workload {group.workload}",
+                                     "a suite of the workload video"))
+        case = VideoCase(**group.case)
+        if not case.generations:
+            raise UsageError(refusal(who, "--capture", folder, "needs a generation to look at",
+                                     "--generations of at least 1"))
+        _check_there(who, case, of_layers, of_steps)
     place = Path(folder).expanduser().absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(refusal(who, "--capture", folder, f"cannot be made ({error.strerror})", "a folder")) from None
+    try:
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UsageError(refusal(who, "--capture", folder, f"cannot be written to ({error.strerror})",
+                                 "a folder")) from None
     os.environ |= {FOLDER: str(place), LAYERS: layers, STEPS: steps}
+
+
+def _check_there(who: str, case: VideoCase, layers: Sequence[int], steps: Sequence[int]) -> None:
+    for flag, given, last in ((LAYERS_FLAG, layers, case.config.layers - 1), (STEPS_FLAG, steps, case.steps)):
+        if max(given) > last:
+            raise UsageError(refusal(who, flag, max(given), f"is not there in {case.id}", f"at most {last}"))
 
 
 def numbers(who: str, flag: str, text: str, least: int) -> tuple[int, ...]:
@@ -88,10 +117,7 @@ def captured(inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, aske
     from safetensors.torch import save_file
 
     case, step, count = inputs.case, 1, 0
-    for field, given, last in (("--capture-layers", asked.layers, case.config.layers - 1),
-                               ("--capture-steps", asked.steps, case.steps)):
-        if max(given) > last:
-            raise UsageError(refusal("video", field, max(given), "is not there", f"at most {last}"))
+    _check_there("video", case, asked.layers, asked.steps)
 
     def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         nonlocal count
