@@ -15,15 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.load.gaps import arrivals
-from attnbench.load.generator import by_loadgen, own_cores, scheduled
-from attnbench.load.issuing.loadgen import SCHEDULE_SEED, Settings
-from attnbench.load.loadgen_rate import told_rate
-from attnbench.load.points import by_schedule, point_of
-from attnbench.load.presets import PRESETS
-from attnbench.load.run import Indexed, loadgen_schedule
-from attnbench.load.serving import Batching, Server
-from attnbench.load.users import Policy, kuairand
+from attnbench.loadtest.gaps import arrivals
+from attnbench.loadtest.generator import by_loadgen, own_cores, scheduled
+from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
+from attnbench.loadtest.loadgen_rate import told_rate
+from attnbench.loadtest.points import by_schedule, point_of
+from attnbench.loadtest.presets import PRESETS
+from attnbench.loadtest.run import Indexed, loadgen_schedule
+from attnbench.loadtest.serving import Batching, Server
+from attnbench.loadtest.users import Policy, kuairand
 from attnbench.models.hstu_ranking.request import Request
 
 RATES = (100.0, 500.0, 1000.0, 2000.0)

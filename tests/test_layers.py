@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": {"suites", "worker", "backends", "workloads", "check", "measure", "machine", "store", "stats"},
     "tune": {"sweep", "worker", "backends", "workloads", "machine", "store", "stats"},
     "verdict": {"store", "stats"},
-    "load": {"models", "datasets", "machine", "store"},
+    "loadtest": {"models", "datasets", "machine", "store"},
     "presentation": {"store", "stats"},
     "formats": {"store", "presentation"},
     "report": {"store", "presentation", "formats", "verdict", "stats"},
@@ -43,13 +43,21 @@ MAY_IMPORT: dict[str, set[str]] = {
 FACES: dict[str, set[str]] = {
     "api": {"formats", "machine", "measure", "presentation", "report", "stats", "store", "suites", "sweep",
             "workloads"},
-    "cli": {"backends", "datasets", "formats", "load", "machine", "measure", "presentation", "profile", "report",
+    "cli": {"backends", "datasets", "formats", "loadtest", "machine", "measure", "presentation", "profile", "report",
             "stats", "store", "suites", "sweep", "tune", "verdict", "worker", "workloads"},
     "pytest_plugin": {"api", "cli", "machine", "report", "store", "verdict"},
     "__init__": {"api"},
     "__main__": {"cli"},
 }
 """What people use: the Python functions, the commands, the fixture.  No room imports a face."""
+
+
+def test_no_room_has_the_name_of_a_public_function():
+    """Importing a package puts it where the function of that name was: ``attnbench.load(path)`` would fail then."""
+    import attnbench
+
+    rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir()}
+    assert not rooms & {name for name in attnbench.__all__ if not name.startswith("__")}
 
 
 def modules() -> list[Path]:

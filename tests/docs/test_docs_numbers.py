@@ -10,7 +10,7 @@ import pytest
 import tables
 from documents import GUIDES, ROOT, name, prose
 
-from attnbench.load.run import IN_TIME
+from attnbench.loadtest.run import IN_TIME
 from attnbench.measure.sampling import DISAGREE, OWN
 from attnbench.record import Status
 from attnbench.stats.race_data import CLOSE, Rules

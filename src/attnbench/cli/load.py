@@ -13,7 +13,7 @@ from attnbench.suites.settings import between, whole
 from attnbench.workloads.hstu_serving.case import ON_HOST_HIT, PAGE_SIZES
 
 if TYPE_CHECKING:
-    from attnbench.load.setup import Options
+    from attnbench.loadtest.setup import Options
 
 WHO = "attnbench load"
 NAMES = ("hstu-serving",)
@@ -85,7 +85,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve each load, then show and keep what was measured."""
     from attnbench.cli.loading import carry_out
-    from attnbench.load.run import need_loadgen
+    from attnbench.loadtest.run import need_loadgen
 
     if args.name not in NAMES:
         raise unknown(WHO, "NAME", args.name, NAMES)
@@ -120,9 +120,9 @@ def options_of(args: argparse.Namespace) -> Options:
     Raises:
         UsageError: naming the flag, its value and what is accepted.
     """
-    from attnbench.load.presets import preset_of
-    from attnbench.load.setup import Options
-    from attnbench.load.users import MOST_USERS, POLICIES
+    from attnbench.loadtest.presets import preset_of
+    from attnbench.loadtest.setup import Options
+    from attnbench.loadtest.users import MOST_USERS, POLICIES
     from attnbench.machine.devices import resolve
 
     for flag, accepted in (("dtype", PRECISIONS), ("long_history", POLICIES), ("attention", ATTENTIONS),
@@ -168,7 +168,7 @@ def _rates(args: argparse.Namespace) -> list[float]:
 
 
 def _burstiness(args: argparse.Namespace) -> float:
-    from attnbench.load.gaps import USUAL_BURSTINESS
+    from attnbench.loadtest.gaps import USUAL_BURSTINESS
 
     found: float | None = _value(args, "burstiness", between(0.01, 1e4))
     return USUAL_BURSTINESS if found is None else found

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.errors import AttnbenchError, UsageError, refusal
-from attnbench.load.gaps import count_of, is_possible
-from attnbench.load.run import Bench, highest_rate
-from attnbench.load.setup import Options, a_core_for_the_generator, make_bench
+from attnbench.loadtest.gaps import count_of, is_possible
+from attnbench.loadtest.run import Bench, highest_rate
+from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench
 from attnbench.presentation.load import ended
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write

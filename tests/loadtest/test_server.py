@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.load.simulated import Arrivals, Clock, Engine, Library
 
 from attnbench.errors import UsageError
-from attnbench.load.ledger import ANSWERED, BACKLOG, INTERRUPTED, Ledger
-from attnbench.load.serving import Batching, Server
+from attnbench.loadtest.ledger import ANSWERED, BACKLOG, INTERRUPTED, Ledger
+from attnbench.loadtest.serving import Batching, Server
 from attnbench.models.hstu_ranking.request import Request
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnbench.errors import UsageError, refusal
-from attnbench.load.serving import Refused
+from attnbench.loadtest.serving import Refused
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, draw_user, hashed, requests_of

@@ -1,4 +1,4 @@
-"""Our own open loop: `python -m attnbench.load.issuing.schedule OUT`, the schedule on stdin.
+"""Our own open loop: `python -m attnbench.loadtest.issuing.schedule OUT`, the schedule on stdin.
 
 stdin: int64 count, then as many int64 nanoseconds from the start, ascending.  Each request is issued at its time,
 whatever has become of those before it.  The process sleeps until shortly before a deadline and then watches the clock:
@@ -12,7 +12,7 @@ import sys
 import time
 from array import array
 
-from attnbench.load.issuing.wire import END, ISSUED, NUMBER, RECORD, START, write
+from attnbench.loadtest.issuing.wire import END, ISSUED, NUMBER, RECORD, START, write
 
 LEAD_NS = 300_000
 "Before a deadline the clock is watched for so long."

@@ -12,17 +12,17 @@ import pytest
 from attnbench.cli import main
 from attnbench.datasets.processed import BATCHES, INFERENCE
 from attnbench.errors import AttnbenchError, UsageError
-from attnbench.load import loadgen_files
-from attnbench.load.gaps import arrivals
-from attnbench.load.generator import Arrival, Generator, by_loadgen, generator_cores, own_cores, scheduled
-from attnbench.load.issuing.loadgen import SCHEDULE_SEED, Settings
-from attnbench.load.issuing.wire import RECORD, pack, unpack
-from attnbench.load.ledger import Ledger
-from attnbench.load.loadgen_rate import told_rate, unit_gaps
-from attnbench.load.replay import Replay
-from attnbench.load.run import loadgen_schedule
-from attnbench.load.serving import Refused
-from attnbench.load.users import Policy
+from attnbench.loadtest import loadgen_files
+from attnbench.loadtest.gaps import arrivals
+from attnbench.loadtest.generator import Arrival, Generator, by_loadgen, generator_cores, own_cores, scheduled
+from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
+from attnbench.loadtest.issuing.wire import RECORD, pack, unpack
+from attnbench.loadtest.ledger import Ledger
+from attnbench.loadtest.loadgen_rate import told_rate, unit_gaps
+from attnbench.loadtest.replay import Replay
+from attnbench.loadtest.run import loadgen_schedule
+from attnbench.loadtest.serving import Refused
+from attnbench.loadtest.users import Policy
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.request import Request
 
@@ -97,7 +97,7 @@ def test_our_generator_issues_each_request_once_never_early() -> None:
 
 
 def test_a_generator_that_dies_is_named_and_ends_the_load() -> None:
-    with Generator("attnbench.load.issuing.schedule", b"\x05", wants_answers=False) as generator:
+    with Generator("attnbench.loadtest.issuing.schedule", b"\x05", wants_answers=False) as generator:
         assert all_of(generator) == []
         assert generator.lost
         with pytest.raises(AttnbenchError, match=r"load: the generator's process ended before it was done: struct"):

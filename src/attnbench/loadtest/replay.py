@@ -16,8 +16,8 @@ import numpy as np
 from attnbench.datasets.history import History
 from attnbench.datasets.processed import BATCHES, INFERENCE, read_batches, read_days
 from attnbench.errors import UsageError, refusal
-from attnbench.load.serving import Refused
-from attnbench.load.users import Policy
+from attnbench.loadtest.serving import Refused
+from attnbench.loadtest.users import Policy
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import hashed

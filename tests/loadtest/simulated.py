@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from attnbench.load.generator import Arrival
-from attnbench.load.serving import Refused
+from attnbench.loadtest.generator import Arrival
+from attnbench.loadtest.serving import Refused
 from attnbench.models.hstu_ranking.request import Request
 
 NONE = np.empty(0, dtype=np.int64)

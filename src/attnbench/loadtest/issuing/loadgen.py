@@ -1,4 +1,4 @@
-"""MLPerf's LoadGen as the generator: `python -m attnbench.load.issuing.loadgen OUT ANSWERS`, the settings on stdin.
+"""MLPerf's LoadGen as the generator: `python -m attnbench.loadtest.issuing.loadgen OUT ANSWERS`, the settings on stdin.
 
 stdin: a JSON object, see `Settings`.  LoadGen decides when which sample is issued, and counts latency from the
 scheduled time.  It writes its files into a folder, the trace among them, which has the schedule.
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.load.issuing.wire import END, ISSUED, NUMBER, START, pack, write
+from attnbench.loadtest.issuing.wire import END, ISSUED, NUMBER, START, pack, write
 
 READ = 1 << 16
 SCHEDULE_SEED = 2

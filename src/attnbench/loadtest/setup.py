@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.errors import UsageError, refusal, unknown
-from attnbench.load.generator import own_cores
-from attnbench.load.presets import Preset
-from attnbench.load.replay import Replay
-from attnbench.load.run import Bench, Told
-from attnbench.load.serving import Batching
-from attnbench.load.users import Policy, Users, dlrm, kuairand
+from attnbench.loadtest.generator import own_cores
+from attnbench.loadtest.presets import Preset
+from attnbench.loadtest.replay import Replay
+from attnbench.loadtest.run import Bench, Told
+from attnbench.loadtest.serving import Batching
+from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 
@@ -155,7 +155,7 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
     Raises:
         UsageError: it cannot hold the longest history of a single user, or takes more memory than there is.
     """
-    from attnbench.load.engine import make_cache
+    from attnbench.loadtest.engine import make_cache
     from attnbench.models.hstu_ranking.graphs import StepGraphs
     from attnbench.models.hstu_ranking.host_hits import HostHits
 
@@ -203,7 +203,7 @@ def make_bench(options: Options, told: Told) -> Bench:
     Raises:
         UsageError: something of it is not possible; one line says what.
     """
-    from attnbench.load.engine import ModelEngine
+    from attnbench.loadtest.engine import ModelEngine
 
     users = make_users(options)
     model = make_model(options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnbench.load.gaps import count_of
+from attnbench.loadtest.gaps import count_of
 
 
 def told_rate(rate: float, duration_s: float, seed: int) -> tuple[float, int]:

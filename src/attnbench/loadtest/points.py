@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.load.ledger import ANSWERED, Ledger
+from attnbench.loadtest.ledger import ANSWERED, Ledger
 from attnbench.store.load_file import DIGITS, Point, derived
 
 

@@ -11,13 +11,13 @@ import torch
 from tests.load.simulated import Arrivals, Clock
 
 from attnbench.errors import UsageError
-from attnbench.load import setup
-from attnbench.load.engine import ModelEngine, make_cache
-from attnbench.load.ledger import ANSWERED, Ledger
-from attnbench.load.presets import PRESETS
-from attnbench.load.serving import Batching, Refused, Server
-from attnbench.load.setup import Options, make_bench, make_model, make_pool, make_users
-from attnbench.load.users import Policy, Users, dlrm, kuairand
+from attnbench.loadtest import setup
+from attnbench.loadtest.engine import ModelEngine, make_cache
+from attnbench.loadtest.ledger import ANSWERED, Ledger
+from attnbench.loadtest.presets import PRESETS
+from attnbench.loadtest.serving import Batching, Refused, Server
+from attnbench.loadtest.setup import Options, make_bench, make_model, make_pool, make_users
+from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import CPU
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.host_hits import HostHits
@@ -217,7 +217,7 @@ def test_tables_that_host_memory_has_no_room_for_are_refused(monkeypatch: pytest
 
 
 def test_warming_up_leaves_users_where_their_next_request_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.load.run.PROBE_S", 0.02)
+    monkeypatch.setattr("attnbench.loadtest.run.PROBE_S", 0.02)
     bench = make_bench(options(pool_share=2.0), lambda text: None)
     bench.warm_up()
     cache = bench.engine.cache

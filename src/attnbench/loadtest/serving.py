@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from attnbench.errors import AttnbenchError
-from attnbench.load.generator import Source
-from attnbench.load.ledger import BACKLOG, INTERRUPTED, Flown, Ledger
-from attnbench.load.queueing import Queue, Waiting
+from attnbench.loadtest.generator import Source
+from attnbench.loadtest.ledger import BACKLOG, INTERRUPTED, Flown, Ledger
+from attnbench.loadtest.queueing import Queue, Waiting
 
 if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.request import Request

@@ -13,11 +13,11 @@ import torch
 
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError
-from attnbench.load import run as load_run
-from attnbench.load.engine import ModelEngine
-from attnbench.load.gaps import is_possible
-from attnbench.load.run import highest_rate
-from attnbench.load.setup import a_core_for_the_generator
+from attnbench.loadtest import run as load_run
+from attnbench.loadtest.engine import ModelEngine
+from attnbench.loadtest.gaps import is_possible
+from attnbench.loadtest.run import highest_rate
+from attnbench.loadtest.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
 from attnbench.presentation.load import markdown, notes, sentence, tables

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attnbench.errors import AttnbenchError
-from attnbench.load.issuing.loadgen import Settings
-from attnbench.load.issuing.wire import END, ISSUED, NUMBER, PIPE_BYTES, START, unpack
+from attnbench.loadtest.issuing.loadgen import Settings
+from attnbench.loadtest.issuing.wire import END, ISSUED, NUMBER, PIPE_BYTES, START, unpack
 from attnbench.machine import child
 
 READ = 1 << 18
@@ -180,10 +180,10 @@ class Generator:
 def scheduled(due_ns: Sequence[int]) -> Generator:
     """Our own open loop over a schedule: nanoseconds from the start, ascending."""
     data = b"".join([NUMBER.pack(len(due_ns)), *map(NUMBER.pack, due_ns)])
-    return Generator("attnbench.load.issuing.schedule", data, wants_answers=False)
+    return Generator("attnbench.loadtest.issuing.schedule", data, wants_answers=False)
 
 
 def by_loadgen(settings: Settings) -> Generator:
     """LoadGen's test."""
-    return Generator("attnbench.load.issuing.loadgen", json.dumps(dataclasses.asdict(settings)).encode(),
+    return Generator("attnbench.loadtest.issuing.loadgen", json.dumps(dataclasses.asdict(settings)).encode(),
                      wants_answers=True)

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.errors import AttnbenchError, Unavailable
-from attnbench.load import gaps, loadgen_files
-from attnbench.load.generator import Generator, by_loadgen, scheduled
-from attnbench.load.issuing.loadgen import SCHEDULE_SEED, Settings
-from attnbench.load.ledger import Ledger
-from attnbench.load.loadgen_rate import told_rate
-from attnbench.load.points import Schedule, by_schedule, point_of
-from attnbench.load.replay import Replay
-from attnbench.load.serving import Batching, Library, Refused, Server
-from attnbench.load.users import Users
+from attnbench.loadtest import gaps, loadgen_files
+from attnbench.loadtest.generator import Generator, by_loadgen, scheduled
+from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
+from attnbench.loadtest.ledger import Ledger
+from attnbench.loadtest.loadgen_rate import told_rate
+from attnbench.loadtest.points import Schedule, by_schedule, point_of
+from attnbench.loadtest.replay import Replay
+from attnbench.loadtest.serving import Batching, Library, Refused, Server
+from attnbench.loadtest.users import Users
 from attnbench.store.load_file import Point
 
 if TYPE_CHECKING:
-    from attnbench.load.engine import ModelEngine
+    from attnbench.loadtest.engine import ModelEngine
     from attnbench.models.hstu_ranking.request import Request
 
 LOADGEN, MODULE = "mlcommons-loadgen", "mlperf_loadgen"
