@@ -89,6 +89,21 @@ def test_an_output_of_another_shape_or_precision_is_named(attend, said):
         session.forward()
 
 
+def test_flex_makes_its_mask_at_set_up_where_compiled_blocks_call_it(monkeypatch):
+    given = []
+
+    def flex_attention(q, k, v, *, block_mask, **words):
+        given.append(block_mask)
+        return q
+
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", flex_attention)
+    monkeypatch.setattr("attnbench.backends.flex.compiled_alone", lambda attend: attend)
+    one = case(height=16)
+    with resolve("video[flex]", one).session(one, inputs(one)) as launch:
+        launch.forward()
+    assert [mask.BLOCK_SIZE for mask in given] == [(2**30, 2**30)] * 2
+
+
 def test_an_attention_that_changes_its_inputs_is_found_by_its_generation():
     def attend(q, k, v):
         out = plain(q, k, v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -241,8 +242,6 @@ def test_a_local_folder_gives_its_own_weights(folder):
     ("vae/diffusion_pytorch_model.safetensors", "no weights", "weights="),
 ])
 def test_a_folder_that_is_not_whole_or_of_another_model_is_refused(folder, tmp_path, name, text, said):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     if text is None:
@@ -254,6 +253,43 @@ def test_a_folder_that_is_not_whole_or_of_another_model_is_refused(folder, tmp_p
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert str(tmp_path) not in str(refused.value)
+
+
+class Pickled:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda tensors: tensors.popitem(), "weights=copy/transformer lacks 1 tensors of the model, "),
+    (lambda tensors: tensors.update({"proj_out.bias": torch.zeros(7)}),
+     "weights=copy/transformer proj_out.bias=[7] does not fit the model; [16]")])
+def test_tensors_that_are_missing_or_of_another_shape_are_named(folder, tmp_path, change, said):
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    place = copy / "transformer/diffusion_pytorch_model.safetensors"
+    tensors = load_file(place)
+    change(tensors)
+    save_file(tensors, place)
+    with pytest.raises(UsageError) as refused:
+        local_parts(TINY, SMALL["tiny"], copy, dtype=torch.float32, device="cpu")
+    assert said in str(refused.value)
+
+
+def test_a_pickle_is_not_opened(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    place = copy / "transformer/diffusion_pytorch_model.safetensors"
+    place.rename(copy / "transformer/other.safetensors")
+    torch.save(Pickled(tmp_path / "opened"), place.with_suffix(".bin"))
+    with pytest.raises(UsageError, match="weights=copy/transformer cannot be read"):
+        local_parts(TINY, SMALL["tiny"], copy, dtype=torch.float32, device="cpu")
+    assert not (tmp_path / "opened").exists()
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -145,6 +145,9 @@ def test_embeddings_come_from_a_file(made, tmp_path):
         made(case(prompt=known_as(str(path))))
     with pytest.raises(UsageError, match=r"prompt_embeds=\[1, 8, 32\] does not fit the model; \[1, 16, 32\]"):
         made(case(prompt=known_as(str(path)), guidance=1.0))
+    save_file(mine | {"prompt_embeds": torch.full((1, 16, 32), torch.nan)}, path)
+    with pytest.raises(UsageError, match=r"prompt=prompt\.safetensors prompt_embeds is not finite; finite embeddings"):
+        made(case(prompt=known_as(str(path))))
 
 
 @pytest.mark.parametrize("values", [TINY, TINY | {"dtype": "bf16"}, WAN | {"dtype": "fp16"}], ids=str)

@@ -19,10 +19,14 @@ from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
+    from torch.nn.attention.flex_attention import BlockMask
 
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
+
+NO_BLOCKS = 2**30
+"Rows and keys of a block by which flex_attention knows that nothing is masked."
 
 
 class Flex(DenseBackend):
@@ -58,13 +62,28 @@ class Flex(DenseBackend):
         operands = Operands(case, inputs, heads_first=True)
         rule = mask_rule(case, inputs)
         rows, keys = operands.q.shape[2], operands.k.shape[2]
-        block_mask = rule and create_block_mask(rule, None, None, rows, keys, device=str(operands.q.device))
+        device = operands.q.device
+        block_mask = (all_seen(device) if rule is None else
+                      create_block_mask(rule, None, None, rows, keys, device=str(device)))
         scale, gqa = case.scale, case.nheads != case.nheads_kv
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return flex_attention(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=gqa)
 
         yield operands.launch(compiled_alone(attend))
+
+
+def all_seen(device: device) -> BlockMask:
+    """The mask that flex_attention makes where it is given none.
+
+    Made at set-up: torch cannot make it in a call that itself runs inside compiled code, as in a video model.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
+    return BlockMask.from_kv_blocks(counts, torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=device),
+                                    BLOCK_SIZE=NO_BLOCKS, seq_lengths=(1, 1))
 
 
 def mask_rule(case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.models.video.config import SPATIAL, WHO, VideoModel
@@ -107,20 +108,36 @@ def local_parts(
     check_folder(model, folder)
     found = {}
     for name in CLASSES[model.family]:
-        extra: dict[str, Any] = {} if name == "scheduler" else {"torch_dtype": dtype, "low_cpu_mem_usage": False}
+        extra: dict[str, Any] = {} if name == "scheduler" else {
+            "torch_dtype": dtype, "low_cpu_mem_usage": False, "use_safetensors": True, "output_loading_info": True,
+            "ignore_mismatched_sizes": True}
         if name == "transformer" and model.joint:
             _, height, width = shape
             extra |= {"sample_frames": shape[0], "sample_height": height // SPATIAL, "sample_width": width // SPATIAL}
         try:
             found[name] = _class(model.family, name).from_pretrained(folder / name, local_files_only=True, **extra)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError,
+                SafetensorError) as error:
             raise UsageError(refusal(WHO, "weights", f"{folder.name}/{name}",
                                      f"cannot be read ({shown(' '.join(str(error).split())[:200])})",
                                      "a folder that diffusers wrote")) from None
+        if name != "scheduler":
+            found[name], told = found[name]
+            _check_loaded(f"{folder.name}/{name}", told)
     transformer, vae = (found[name].to(device).eval().requires_grad_(False) for name in ("transformer", "vae"))
     vae.enable_tiling()
     vae.enable_slicing()
     return Parts(model, transformer, vae, found["scheduler"])
+
+
+def _check_loaded(place: str, told: dict[str, Any]) -> None:
+    """Refuse weights that do not cover the model: diffusers draws what is missing and only warns."""
+    for key, given, wanted in told["mismatched_keys"]:
+        raise UsageError(refusal(WHO, "weights", f"{place} {key}={list(given)}", "does not fit the model",
+                                 f"{list(wanted)}"))
+    if missing := sorted(told["missing_keys"]):
+        raise UsageError(refusal(WHO, "weights", place, f"lacks {len(missing)} tensors of the model, {missing[0]} "
+                                 "among them", "a complete folder"))
 
 
 def check_folder(model: VideoModel, folder: Path) -> None:

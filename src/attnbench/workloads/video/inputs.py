@@ -129,6 +129,8 @@ def _read_embeds(case: VideoCase, path: Path) -> Tensor:
             has = list(found[name].shape) if name in found else "nothing"
             raise UsageError(refusal(WHO, "prompt", f"{path.name} {name}={has}", "does not fit the model",
                                      f"[1, {wanted[0]}, {wanted[1]}]"))
+        if not bool(found[name].isfinite().all()):
+            raise UsageError(refusal(WHO, "prompt", f"{path.name} {name}", "is not finite", "finite embeddings"))
         parts.append(found[name].reshape(1, *wanted))
     return torch.cat(parts)
 
