@@ -119,6 +119,7 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
     ([*LOAD, "--num-candidates", "21"], "--num-candidates=21 is over the most of tiny; 0 to 20"),
     ([*LOAD, "--attention", "flash"], "--attention=flash is not known; one of gathered, paged, reference"),
     ([*LOAD, "--attention", "gathered", "--graph"], "--attention=gathered does not go with --graph"),
+    ([*LOAD, "--attention", "paged"], "--attention=paged has no kernels for a CPU; reference"),
     ([*LOAD, "--on-host-hit", "never"], "--on-host-hit=never is not known; one of auto, recompute, reload"),
     ([*LOAD, "--long-history", "drop"], "--long-history=drop is not known; one of refuse, truncate"),
     ([*LOAD, "--dtype", "int8"], "--dtype=int8 is not known; one of bf16, fp16, fp32"),

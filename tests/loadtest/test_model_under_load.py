@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tests.load.simulated import Arrivals, Clock
+from tests.loadtest.simulated import Arrivals, Clock
 
 from attnbench.errors import UsageError
 from attnbench.loadtest import setup

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.simulated import Arrivals, Clock, Engine, Library
+from tests.loadtest.simulated import Arrivals, Clock, Engine, Library
 
 from attnbench.errors import UsageError
 from attnbench.loadtest.ledger import ANSWERED, BACKLOG, INTERRUPTED, Ledger

@@ -54,6 +54,41 @@ def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
         assert (caches[0].counts.host_hit > 0) == ("host_pages" in memory)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_steps_that_wait_for_one_another_on_the_card_alone_give_the_same_scores(graph):
+    """The host is steps ahead: staging, graphs and pages are taken again while replays and copies are under way.
+
+    A reload is started behind a replay that has not begun; that replay must not wait for it.
+    """
+    model = HstuRanking(WIDE, seed=4, dtype=torch.bfloat16, device="cuda")
+    cache = model.make_cache(pages=9, page_size=32, host_pages=40)
+    graphs = StepGraphs(model, cache=cache)
+    found = []
+
+    def step(users):
+        requests = [request(*one) for one in users]
+        scores = graphs(requests) if graph else model(requests, cache=cache, attention="paged")
+        found.append((requests, scores.clone()))
+
+    for turn in range(2):  # of the second time all sizes are known: nothing waits for a capture
+        for users in SERIES:
+            if turn:
+                torch.cuda._sleep(20_000_000)
+            step(users)
+        cache.settle()
+    for user in list(cache.users):
+        cache.evict(user)
+    before = cache.counts.host_hit
+    for users in ([(4, 5, 2)], [(1, 62, 2)], [(3, 52, 2)], [(1, 63, 2)]):
+        torch.cuda._sleep(20_000_000)
+        step(users)
+    assert cache.counts.host_hit > before
+    torch.cuda.synchronize()
+    for requests, scores in found:
+        if scores.numel():
+            held(model, scores, requests)
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("host_pages", [0, 40])

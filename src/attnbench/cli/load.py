@@ -143,6 +143,8 @@ def options_of(args: argparse.Namespace) -> Options:
     if args.graph and (args.attention == "gathered" or (device.on_gpu and args.attention == "reference")):
         raise UsageError(refusal(WHO, "--attention", args.attention, "does not go with --graph, it is of one step's "
                                  "lengths", "paged" if device.on_gpu else "paged or reference"))
+    if args.attention not in (None, "reference") and not device.on_gpu:
+        raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
