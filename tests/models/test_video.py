@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
 
-from attnbench.errors import UsageError
+from attnbench.errors import Unsupported, UsageError
 from attnbench.models.video.attention import Exchanged, Spans, exchange, opaque, plain
 from attnbench.models.video.build import check_folder, local_parts, random_parts
 from attnbench.models.video.config import MODELS, model_of
@@ -133,7 +133,7 @@ def test_a_mask_is_refused_and_not_ignored():
     exchange(parts.transformer, TINY, Exchanged(plain))
     layer = parts.transformer.transformer_blocks[0].attn1
     tokens = torch.zeros(1, 4, TINY.width_of_tokens)
-    with pytest.raises(NotImplementedError, match="a mask or a rotary embedding was given"):
+    with pytest.raises(Unsupported, match="a mask or a rotary embedding was given"):
         layer(hidden_states=tokens, encoder_hidden_states=tokens, attention_mask=torch.zeros(1, 8))
 
 

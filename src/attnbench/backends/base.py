@@ -37,6 +37,28 @@ class Machine:
     memory_bytes: int | None = None
 
 
+Check = tuple[bool, str, object, str, str]
+"Whether a case is accepted, and else: field, value, what is wrong, what is accepted."
+
+
+def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int, int] | None) -> list[Check]:
+    """Whether a card is new enough for a library, and old enough; nothing of a CPU.
+
+    Args:
+        machine: with the card.
+        least: compute capability, or None.
+        end: first compute capability that is too new, or None.
+    """
+    have = machine.capability
+    if have is None:
+        return []
+    shown, first, last = (".".join(map(str, it)) if it else "" for it in (have, least, end))
+    return [
+        (least is None or have >= least, "compute capability", shown, "is too old", f"at least {first}"),
+        (end is None or have < end, "compute capability", shown, "is not supported", f"below {last}"),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How large the largest absolute error of an output may be.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import Backend, Machine
+from attnbench.backends.base import Backend, Check, Machine, card_checks
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
@@ -56,12 +56,13 @@ class Limits:
         Raises:
             Unsupported: naming the first field that does not fit.
         """
-        for fits, field, value, wrong, accepted in (*self._numbers(case), *self._masks(case), *self._card(machine)):
+        card = card_checks(machine, self.capability, self.capability_below)
+        for fits, field, value, wrong, accepted in (*self._numbers(case), *self._masks(case), *card):
             if not fits:
                 raise Unsupported(refusal(who, field, value, wrong, accepted))
 
-    def _numbers(self, case: AttentionCase) -> list[tuple[bool, str, object, str, str]]:
-        rows: list[tuple[bool, str, object, str, str]] = [
+    def _numbers(self, case: AttentionCase) -> list[Check]:
+        rows: list[Check] = [
             (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
             (self.backward or case.mode == "fwd", "mode", case.mode, "has no backward", "fwd"),
             (self.varlen or not case.packed, "lengths", case.lengths, "is not supported", "full"),
@@ -80,7 +81,7 @@ class Limits:
                          f"a multiple of {self.headdim_multiple}"))
         return rows
 
-    def _masks(self, case: AttentionCase) -> list[tuple[bool, str, object, str, str]]:
+    def _masks(self, case: AttentionCase) -> list[Check]:
         mask = Mask.of(case)
         aligned = self.bottom_right or not mask.causal or mask.square
         return [
@@ -89,19 +90,6 @@ class Limits:
              "would be aligned to the top left", "equal lengths, or seqlen=1"),
             (self.empty_rows or not mask.empty_rows, "seqlen_k", case.seqlen_k,
              f"leaves {mask.empty_rows} rows without a visible key", f"at least seqlen={case.seqlen}"),
-        ]
-
-    def _card(self, machine: Machine) -> list[tuple[bool, str, object, str, str]]:
-        have = machine.capability
-        if have is None:
-            return []
-        shown, least, end = (".".join(map(str, it)) if it else "" for it in (have, self.capability,
-                                                                            self.capability_below))
-        return [
-            (self.capability is None or have >= self.capability, "compute capability", shown, "is too old",
-             f"at least {least}"),
-            (self.capability_below is None or have < self.capability_below, "compute capability", shown,
-             "is not supported", f"below {end}"),
         ]
 
 

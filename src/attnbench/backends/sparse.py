@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Backend, Config, Launch, Machine
+from attnbench.backends.base import Backend, Check, Config, Launch, Machine, card_checks
 from attnbench.backends.differentiable import Attention, Operands
 from attnbench.backends.predict import FORM, NAMES, Predictor
 from attnbench.errors import Unsupported, refusal
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = ("fp16", "bf16")
 ALL_DTYPES = ACCEPTED_DTYPES
-Check = tuple[bool, str, object, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,8 @@ class SparseLimits:
         Raises:
             Unsupported: naming the first field that does not fit.
         """
-        for fits, field, value, wrong, accepted in (*self._shape(case), *self._card(machine), *self._map(case)):
+        card = card_checks(machine, self.capability, self.capability_below)
+        for fits, field, value, wrong, accepted in (*self._shape(case), *card, *self._map(case)):
             if not fits:
                 raise Unsupported(refusal(who, field, value, wrong, accepted))
 
@@ -84,19 +84,6 @@ class SparseLimits:
             (self.causal or not case.causal, "causal", case.causal, "is not supported", "false"),
             (not case.causal or square or self.bottom_right, "causal", f"{case.causal} with seqlen={case.seqlen}, "
              f"seqlen_k={case.seqlen_k}", "would be aligned to the top left", "equal lengths"),
-        ]
-
-    def _card(self, machine: Machine) -> list[Check]:
-        have = machine.capability
-        if have is None:
-            return []
-        shown, least, end = (".".join(map(str, it)) if it else "" for it in (have, self.capability,
-                                                                            self.capability_below))
-        return [
-            (self.capability is None or have >= self.capability, "compute capability", shown, "is too old",
-             f"at least {least}"),
-            (self.capability_below is None or have < self.capability_below, "compute capability", shown,
-             "is not supported", f"below {end}"),
         ]
 
     def _map(self, case: SparseCase) -> list[Check]:

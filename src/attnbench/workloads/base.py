@@ -181,6 +181,18 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     def case(self, values: Mapping[str, Any]) -> CaseT:
         """Build a case from axis values or from `Case.to_dict`; UsageError names the field."""
 
+    def filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of all axes: those given, the default of each other.
+
+        Raises:
+            UsageError: an axis is not known.
+        """
+        known = {axis.name: axis.default for axis in self.axes}
+        for name in values:
+            if name not in known:
+                raise unknown_axis(self.name, name, self.axes)
+        return known | dict(values)
+
     @abstractmethod
     def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""

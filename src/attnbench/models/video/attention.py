@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnbench.errors import AttnbenchError, refusal
+from attnbench.errors import AttnbenchError, Unsupported, refusal
 from attnbench.models.video.config import WHO, VideoModel
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -218,7 +218,7 @@ class CogVideoXProcessor:
     ) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text, [B, tokens, width] each; no mask and no rotary embedding."""
         if attention_mask is not None or image_rotary_emb is not None:
-            raise NotImplementedError("video: a mask or a rotary embedding was given; a CogVideoX model without both")
+            raise Unsupported("video: a mask or a rotary embedding was given; a CogVideoX model without both")
         text = encoder_hidden_states.shape[1]
         tokens = torch.cat([encoder_hidden_states, hidden_states], dim=1)
         q, k, v = (project(tokens).unflatten(2, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v))
@@ -242,7 +242,7 @@ class WanProcessor:
     ) -> Tensor:
         """Tokens of the video and, for cross attention, of the text, [B, tokens, width] each; no mask, no image."""
         if attention_mask is not None or attn.add_k_proj is not None:
-            raise NotImplementedError("video: a mask or an image was given; a Wan model from text without both")
+            raise Unsupported("video: a mask or an image was given; a Wan model from text without both")
         crossing = encoder_hidden_states is not None
         source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         q, k = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(source))

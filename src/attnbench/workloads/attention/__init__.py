@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.attention.axes import ACCEPTED_WINDOW, AXES, parse_window
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.work import work
-from attnbench.workloads.base import ATTENTION_KINDS, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import ATTENTION_KINDS, Draw, OutputKind, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -49,11 +49,7 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
         Raises:
             UsageError: an axis is not known or a value not possible.
         """
-        known = {axis.name: axis.default for axis in self.axes}
-        for name in values:
-            if name not in known:
-                raise unknown_axis(self.name, name, self.axes)
-        filled = known | dict(values)
+        filled = self.filled(values)
         filled["window"] = _window(filled["window"], filled["causal"])
         return AttentionCase(**filled)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import Choice, Draw, OutputKind, Workload
 from attnbench.workloads.hstu.axes import AXES
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import targets_of
@@ -46,11 +46,7 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
         Raises:
             UsageError: an axis is not known or a value not possible.
         """
-        known = {axis.name: axis.default for axis in self.axes}
-        for name in values:
-            if name not in known:
-                raise unknown_axis(self.name, name, self.axes)
-        return HstuCase(**(known | dict(values)))
+        return HstuCase(**self.filled(values))
 
     def work(self, case: HstuCase) -> Work:
         """Exact useful FLOPs and least bytes of the dense function; `work.py` says what is counted."""

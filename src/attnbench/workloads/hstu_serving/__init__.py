@@ -39,11 +39,7 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
         Raises:
             UsageError: an axis is not known or a value not possible.
         """
-        known = {axis.name: axis.default for axis in self.axes}
-        for name in values:
-            if name not in known:
-                raise unknown(self.name, "axis", name, known)
-        return ServingCase(**(known | dict(values)))
+        return ServingCase(**self.filled(values))
 
     def work(self, case: ServingCase) -> Work:
         """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
-from attnbench.workloads.base import ATTENTION_KINDS, Choice, Draw, OutputKind, Workload, unknown_axis
+from attnbench.workloads.base import ATTENTION_KINDS, Choice, Draw, OutputKind, Workload
 from attnbench.workloads.sparse.axes import AXES
 from attnbench.workloads.sparse.case import SparseCase
 from attnbench.workloads.sparse.work import dense_flops, work
@@ -54,11 +54,7 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         Raises:
             UsageError: an axis is not known or a value not possible.
         """
-        known = {axis.name: axis.default for axis in self.axes}
-        for name in values:
-            if name not in known:
-                raise unknown_axis(self.name, name, self.axes)
-        return SparseCase(**(known | dict(values)))
+        return SparseCase(**self.filled(values))
 
     def work(self, case: SparseCase) -> Work:
         """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""

@@ -46,11 +46,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         Raises:
             UsageError: an axis is not known or a value not possible.
         """
-        known = {axis.name: axis.default for axis in self.axes}
-        for name in values:
-            if name not in known:
-                raise unknown(self.name, "axis", name, known)
-        return VideoCase(**(known | dict(values)))
+        return VideoCase(**self.filled(values))
 
     def work(self, case: VideoCase) -> Work:
         """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
