@@ -18,7 +18,7 @@ from pathlib import Path
 from attnbench.loadtest.gaps import arrivals
 from attnbench.loadtest.generator import by_loadgen, own_cores, scheduled
 from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
-from attnbench.loadtest.loadgen_rate import told_rate
+from attnbench.loadtest.loadgen_rate import rate_for_loadgen
 from attnbench.loadtest.points import by_schedule, point_of
 from attnbench.loadtest.presets import PRESETS
 from attnbench.loadtest.run import Indexed, loadgen_schedule
@@ -62,8 +62,8 @@ def ours(rate: float, seconds: float):
 
 def loadgen(rate: float, seconds: float):
     with tempfile.TemporaryDirectory() as folder:
-        told, queries = told_rate(rate, seconds, SCHEDULE_SEED)
-        settings = Settings(scenario="Server", rate=told, duration_ms=int(1000 * seconds) - 1, slo_ms=50.0,
+        given, queries = rate_for_loadgen(rate, seconds, SCHEDULE_SEED)
+        settings = Settings(scenario="Server", rate=given, duration_ms=int(1000 * seconds) - 1, slo_ms=50.0,
                             queries=queries, samples=50, seed=0, folder=folder)
         with by_loadgen(settings) as generator:
             ledger = Server(generator, NoEngine(), users(), Batching(max_batch=1, max_wait_ms=0)).run()

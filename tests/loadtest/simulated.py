@@ -35,7 +35,7 @@ class Arrivals:
     due_ns: Sequence[int]
     all_issued: bool = False
     over: bool = False
-    told: list[int] = field(default_factory=list)
+    completed: list[int] = field(default_factory=list)
     looks: int = 0
     _next: int = 0
 
@@ -55,7 +55,7 @@ class Arrivals:
         return found
 
     def answered(self, numbers: Sequence[int]) -> None:
-        self.told += numbers
+        self.completed += numbers
 
 
 @dataclass

@@ -18,7 +18,7 @@ from attnbench.loadtest.generator import Arrival, Generator, by_loadgen, generat
 from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
 from attnbench.loadtest.issuing.wire import RECORD, pack, unpack
 from attnbench.loadtest.ledger import Ledger
-from attnbench.loadtest.loadgen_rate import told_rate, unit_gaps
+from attnbench.loadtest.loadgen_rate import rate_for_loadgen, unit_gaps
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.run import loadgen_schedule
 from attnbench.loadtest.serving import Refused
@@ -210,18 +210,18 @@ def test_a_replay_of_files_that_are_not_there_or_broken_is_one_line(prepared: Pa
 
 def test_loadgen_is_told_the_rate_that_brings_the_requests_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("mlperf_loadgen")
-    told, queries = told_rate(400.0, 0.5, SCHEDULE_SEED + 7)
+    given, queries = rate_for_loadgen(400.0, 0.5, SCHEDULE_SEED + 7)
     assert queries == 200
-    assert told != 400.0
-    settings = Settings(scenario="Server", rate=told, duration_ms=499, slo_ms=50.0, queries=queries, samples=10, seed=7,
-                        folder=str(tmp_path))
+    assert given != 400.0
+    settings = Settings(scenario="Server", rate=given, duration_ms=499, slo_ms=50.0, queries=queries, samples=10,
+                        seed=7, folder=str(tmp_path))
     with by_loadgen(settings) as generator:
         assert len(all_of(generator, answer=True)) == 200
     due = [one.scheduled_ns for one in loadgen_files.samples(tmp_path)]
     assert due[-1] - due[0] == pytest.approx(0.5e9, abs=1000)
     gaps = np.diff(due)
-    np.testing.assert_allclose(gaps, unit_gaps(199, SCHEDULE_SEED + 7) / told * 1e9, atol=3)
-    assert told_rate(1.0, 1.0, 0) == (1.0, 1)
+    np.testing.assert_allclose(gaps, unit_gaps(199, SCHEDULE_SEED + 7) / given * 1e9, atol=3)
+    assert rate_for_loadgen(1.0, 1.0, 0) == (1.0, 1)
 
 
 def test_the_generator_has_cores_of_its_own_while_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

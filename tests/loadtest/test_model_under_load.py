@@ -70,7 +70,7 @@ def serve(engine: ModelEngine, requests: Sequence[Request], *, max_batch: int = 
                     clock=clock).run()
     assert ledger.balanced()
     assert not ledger.open
-    assert sorted(source.told) == [1000 + number for number in range(len(requests))]
+    assert sorted(source.completed) == [1000 + number for number in range(len(requests))]
     return ledger
 
 

@@ -28,7 +28,8 @@ def check_conserved(ledger: Ledger, source: Arrivals, issued: int) -> None:
     assert not ledger.open
     assert ledger.balanced()
     assert all(reason for reason in ledger.refused)
-    assert sorted(source.told) == [1000 + number for number in range(issued)], "each is told once, answered or refused"
+    completed = sorted(source.completed)
+    assert completed == [1000 + number for number in range(issued)], "each completes once, answered or refused"
 
 
 def test_a_batch_is_launched_when_full_or_when_its_oldest_has_waited() -> None:

@@ -105,7 +105,7 @@ def _measure(args: argparse.Namespace, bench: Bench, options: Options, scenario:
                 expected = rate if scenario == "server" or args.rate else bench.capacity or rate
                 known[rate] = bench.by_loadgen(scenario, expected, slo_ms=options.slos_ms[0])
             points.append(known[rate])
-            bench.told(f"load: {ended(known[rate])}")
+            bench.on_progress(f"load: {ended(known[rate])}")
         return known[rate]
 
     return measure

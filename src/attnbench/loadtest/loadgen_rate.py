@@ -1,4 +1,4 @@
-"""Which rate LoadGen has to be told so that the requests of its Server scenario come at the rate asked for.
+"""Which rate LoadGen must be given so that the requests of its Server scenario come at the rate asked for.
 
 LoadGen draws the gaps between requests (std::exponential_distribution over std::mt19937 with `schedule_rng_seed`), so a
 load of N requests is off by about 1/sqrt(N) of its rate by chance.  The draws of a seed are always the same and scale
@@ -14,7 +14,7 @@ import numpy as np
 from attnbench.loadtest.gaps import count_of
 
 
-def told_rate(rate: float, duration_s: float, seed: int) -> tuple[float, int]:
+def rate_for_loadgen(rate: float, duration_s: float, seed: int) -> tuple[float, int]:
     """The rate to tell, and how many requests there are to be: the first at the start, the last at the end.
 
     Args:

@@ -16,7 +16,7 @@ from attnbench.loadtest import gaps, loadgen_files
 from attnbench.loadtest.generator import Generator, by_loadgen, scheduled
 from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
 from attnbench.loadtest.ledger import Ledger
-from attnbench.loadtest.loadgen_rate import told_rate
+from attnbench.loadtest.loadgen_rate import rate_for_loadgen
 from attnbench.loadtest.points import Schedule, by_schedule, point_of
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.serving import Batching, Library, Refused, Server
@@ -36,7 +36,7 @@ IN_TIME = 0.99
 "Of all requests, the share that a rate has to answer within a limit."
 TELL_S = 2.0
 "Between two lines of progress."
-Told = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 def need_loadgen() -> str:
@@ -63,7 +63,7 @@ class Bench:
     slos_ms: tuple[float, ...]
     duration_s: float
     seed: int
-    told: Told
+    on_progress: OnProgress
     capacity: float | None = None
     "requests a second, estimated"
     _turn: int = 0
@@ -112,7 +112,7 @@ class Bench:
             return
         try:
             self.engine.launch(batch).wait()
-        except Exception:
+        except Exception:  # warm-up: who cannot be served is refused, with the reason, when it is asked for in a load
             half = len(batch) // 2
             for part in (batch[:half], batch[half:]) if half else ():
                 self._serve(part)
@@ -132,13 +132,13 @@ class Bench:
             AttnbenchError: the generator ended before its time.
         """
         version = need_loadgen()
-        told, queries, duration_ms = rate, 1, 1000 * self.duration_s
+        given, queries, duration_ms = rate, 1, 1000 * self.duration_s
         if scenario == "server":
-            told, queries = told_rate(rate, self.duration_s, self.seed + SCHEDULE_SEED)
+            given, queries = rate_for_loadgen(rate, self.duration_s, self.seed + SCHEDULE_SEED)
             duration_ms -= 1  # the last one is at the end, and none is to follow
         with tempfile.TemporaryDirectory(prefix="attnbench-loadgen-") as folder:
             settings = Settings(
-                scenario=scenario.capitalize(), rate=told, duration_ms=max(1, int(duration_ms)), slo_ms=slo_ms,
+                scenario=scenario.capitalize(), rate=given, duration_ms=max(1, int(duration_ms)), slo_ms=slo_ms,
                 queries=queries, samples=len(self.users), seed=self.seed, folder=folder)
             with by_loadgen(settings) as generator:
                 ledger, counts = self._served(generator, self.users, self._label(scenario, rate))
@@ -185,7 +185,7 @@ class Bench:
     def _served(self, generator: Generator, library: Library, label: str) -> tuple[Ledger, dict[str, int]]:
         cache = self.engine.cache
         before = cache.counts.as_dict() if cache is not None else {}
-        server = Server(generator, self.engine, library, self.batching, told=Progress(label, self.told))
+        server = Server(generator, self.engine, library, self.batching, on_progress=Progress(label, self.on_progress))
         ledger = server.run()
         if not ledger.interrupted:
             generator.check()
@@ -216,14 +216,14 @@ class Indexed:
 class Progress:
     """A line every two seconds, and nothing else: it is called between batches."""
 
-    def __init__(self, label: str, told: Told) -> None:
+    def __init__(self, label: str, on_progress: OnProgress) -> None:
         """Of one load.
 
         Args:
             label: what the lines begin with.
-            told: takes a line.
+            on_progress: takes a line.
         """
-        self._label, self._told = label, told
+        self._label, self._on_progress = label, on_progress
         self._began = self._next = time.monotonic()
 
     def __call__(self, ledger: Ledger, waiting: int) -> None:
@@ -233,8 +233,8 @@ class Progress:
             return
         self._next = now
         answered = sum(batch.size for batch in ledger.batches)
-        self._told(f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, {answered} answered, "
-                   f"{waiting} wait")
+        self._on_progress(f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, "
+                          f"{answered} answered, {waiting} wait")
 
 
 def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tuple[Schedule, list[str]]:

@@ -95,7 +95,7 @@ class _Flight:
         """Whether to wait for it no longer: it is done, or its device has failed, which `wait` then says."""
         try:
             return self.handle.done()
-        except Exception:
+        except Exception:  # `wait` raises it again
             return True
 
 
@@ -113,7 +113,7 @@ class Server:
     """One load."""
 
     def __init__(self, source: Source, engine: Engine, library: Library, batching: Batching, *,
-                 clock: Callable[[], int] = time.monotonic_ns, told: Callable[[Ledger, int], None] | None = None
+                 clock: Callable[[], int] = time.monotonic_ns, on_progress: Callable[[Ledger, int], None] | None = None
                  ) -> None:
         """Ready.
 
@@ -123,10 +123,10 @@ class Server:
             library: what the indices of arrivals mean.
             batching: how.
             clock: nanoseconds.
-            told: called between batches with the ledger and how many requests wait.
+            on_progress: called between batches with the ledger and how many requests wait.
         """
         self._source, self._engine, self._library, self._how = source, engine, library, batching
-        self._clock, self._told = clock, told
+        self._clock, self._on_progress = clock, on_progress
         self.ledger = Ledger()
         self._queue = Queue()
         self._flights: deque[_Flight] = deque()
@@ -159,8 +159,8 @@ class Server:
         elif self._may_launch():
             self._launch(self._queue.batch(self._how.max_batch))
             self._land_what_is_done()  # a CPU computes while it launches
-        if self._told is not None:
-            self._told(self.ledger, len(self._queue))
+        if self._on_progress is not None:
+            self._on_progress(self.ledger, len(self._queue))
 
     def _patience(self) -> float:
         """Seconds to wait for an arrival."""

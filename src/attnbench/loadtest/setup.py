@@ -14,7 +14,7 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.loadtest.generator import own_cores
 from attnbench.loadtest.presets import Preset
 from attnbench.loadtest.replay import Replay
-from attnbench.loadtest.run import Bench, Told
+from attnbench.loadtest.run import Bench, OnProgress
 from attnbench.loadtest.serving import Batching
 from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import Device
@@ -193,12 +193,12 @@ def a_core_for_the_generator(device: Device) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def make_bench(options: Options, told: Told) -> Bench:
+def make_bench(options: Options, on_progress: OnProgress) -> Bench:
     """Everything that is loaded, not yet warm.
 
     Args:
         options: what was asked for.
-        told: takes lines of progress.
+        on_progress: takes lines of progress.
 
     Raises:
         UsageError: something of it is not possible; one line says what.
@@ -210,4 +210,4 @@ def make_bench(options: Options, told: Told) -> Bench:
     engine = ModelEngine(model, attention=options.attention_name, cache=make_pool(options, model, users),
                          graph=options.graph)
     batching = Batching(max_batch=options.max_batch, max_wait_ms=options.max_wait_ms, drain_s=options.drain_s)
-    return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, told)
+    return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, on_progress)

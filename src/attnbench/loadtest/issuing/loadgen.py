@@ -24,7 +24,7 @@ SCHEDULE_SEED = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What LoadGen is told."""
+    """What LoadGen is given."""
 
     scenario: str
     "Server or Offline"
